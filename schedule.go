@@ -1,0 +1,534 @@
+package rota
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// A schedule has no table: it is its one pending occurrence, a job like any
+// other that also carries the spec. The claim of that job inserts the next one
+// in the same transaction, so there is always exactly one, and no instant runs
+// twice. Everything here works on that row.
+
+// Schedule says when a kind's job is to be run, again and again.
+type Schedule struct {
+	// Name identifies the schedule in the database; 1 to 200 bytes of
+	// printable text without spaces.
+	Name string
+
+	// Spec is a cron expression, a descriptor such as "@daily", or
+	// "@every 90m"; see ParseSpec.
+	Spec string
+
+	// Zone is the IANA name of the time zone that Spec is meant in. Empty
+	// means UTC.
+	Zone string
+
+	// Seconds says that Spec has a field for seconds in front.
+	Seconds bool
+
+	// Missed says what becomes of firings for which no runner was there.
+	Missed Missed
+
+	// CatchUp bounds the firings that MissedAll makes up in a row; the rest is
+	// recorded as coalesced with the last of them. Zero means 100.
+	CatchUp int
+
+	// Deadline bounds how late a firing may begin; one that is later is
+	// recorded as skipped. Zero means no bound, and 1 min for MissedSkip.
+	Deadline time.Duration
+
+	// Overlap says what becomes of a firing while the last one is not done.
+	Overlap Overlap
+
+	// Options are those of each occurrence. RunAt, UniqueKey, Once and
+	// IdempotencyKey are a schedule's own matter and must be unset.
+	Options EnqueueOptions
+}
+
+// Missed is the policy for firings whose time passed without a runner.
+type Missed string
+
+const (
+	// MissedOnce, the default, runs once, late, and then goes on from now.
+	MissedOnce Missed = "once"
+	// MissedAll runs each, the oldest first, up to CatchUp.
+	MissedAll Missed = "all"
+	// MissedSkip runs none.
+	MissedSkip Missed = "skip"
+)
+
+// Overlap is the policy for a firing while an earlier one is pending a retry
+// or running.
+type Overlap string
+
+const (
+	// OverlapWait, the default, waits for it to end.
+	OverlapWait Overlap = "wait"
+	// OverlapSkip records the firing as skipped.
+	OverlapSkip Overlap = "skip"
+	// OverlapAllow runs both.
+	OverlapAllow Overlap = "allow"
+)
+
+const (
+	defaultCatchUp  = 100
+	defaultTooLate  = time.Minute // for MissedSkip
+	maxCoalesced    = 10_000      // counted one by one
+	notDeclaredText = "the program does not declare it any more"
+)
+
+// rule is what the pending occurrence knows of its schedule besides spec and
+// zone.
+type rule struct {
+	Seconds  bool    `json:"seconds,omitempty"`
+	Missed   Missed  `json:"missed"`
+	CatchUp  int     `json:"catch_up,omitempty"`
+	Deadline int64   `json:"deadline_us,omitempty"`
+	Overlap  Overlap `json:"overlap"`
+	Anchor   int64   `json:"anchor_us"`          // when it was first declared: the phase of @every
+	Declared bool    `json:"declared,omitempty"` // by the program; else at run time
+	Caught   int     `json:"caught,omitempty"`   // firings made up so far, in this row
+}
+
+// declaration is a schedule that has been checked, with its arguments.
+type declaration struct {
+	name string
+	spec Spec
+	row  jobRow // of an occurrence, without its instant
+	rule rule
+}
+
+// Declare makes the schedule part of the program: Run writes it down when it
+// begins. A schedule that an earlier version of the program declared and this
+// one does not is removed then; one that has changed is moved, and stays paused
+// if a person has paused it. What is wrong with it is returned at once, and by
+// Run.
+func (k Kind[T]) Declare(s *Scheduler, sch Schedule, args T) error {
+	d, err := declare(string(k), sch, args, s.cfg.MaxArgs)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, other := range s.declared {
+		if err == nil && other.name == sch.Name {
+			err = fmt.Errorf("rota: schedule %s: %w: it is declared already", sch.Name, ErrConfig)
+		}
+	}
+	if err != nil {
+		s.faults = append(s.faults, err)
+		return err
+	}
+	d.rule.Declared = true
+	s.declared = append(s.declared, d)
+	return nil
+}
+
+// Schedule makes or changes a schedule at run time. It stays, through restarts,
+// until Unschedule.
+func (k Kind[T]) Schedule(ctx context.Context, s *Scheduler, sch Schedule, args T) error {
+	d, err := declare(string(k), sch, args, s.cfg.MaxArgs)
+	if err != nil {
+		return err
+	}
+	err = s.writer.do(ctx, func(ctx context.Context, tx Tx) error {
+		head, err := findHead(ctx, tx, d.name)
+		if err != nil {
+			return err
+		}
+		return d.upsert(ctx, tx, head, time.Now())
+	})
+	if err != nil {
+		return fmt.Errorf("rota: schedule %s: %w", sch.Name, err)
+	}
+	return nil
+}
+
+// declare checks a schedule and its arguments. Its errors match ErrSpec,
+// ErrConfig or ErrInvalid.
+func declare(kind string, sch Schedule, args any, maxArgs int) (declaration, error) {
+	d := declaration{name: sch.Name}
+	fail := func(err error) (declaration, error) {
+		return declaration{}, fmt.Errorf("rota: schedule %s: %w", sch.Name, err)
+	}
+	if err := checkName("schedule", sch.Name); err != nil {
+		return fail(err)
+	}
+	var err error
+	if d.spec, err = ParseSpec(sch.Spec, SpecOptions{Zone: sch.Zone, Seconds: sch.Seconds, Name: sch.Name}); err != nil {
+		return fail(err)
+	}
+	d.rule = rule{Seconds: sch.Seconds, Missed: sch.Missed, Deadline: sch.Deadline.Microseconds(), Overlap: sch.Overlap}
+	orDefault(&d.rule.Missed, MissedOnce)
+	orDefault(&d.rule.Overlap, OverlapWait)
+	if d.rule.Missed == MissedAll {
+		d.rule.CatchUp = sch.CatchUp
+		orDefault(&d.rule.CatchUp, defaultCatchUp)
+	}
+	o := sch.Options
+	switch bad := func(format string, args ...any) (declaration, error) {
+		return fail(fmt.Errorf("%w: "+format, append([]any{ErrConfig}, args...)...))
+	}; {
+	case d.rule.Missed != MissedOnce && d.rule.Missed != MissedAll && d.rule.Missed != MissedSkip:
+		return bad(`missed is %q; allowed: "once", "all", "skip"`, sch.Missed)
+	case d.rule.Overlap != OverlapWait && d.rule.Overlap != OverlapSkip && d.rule.Overlap != OverlapAllow:
+		return bad(`overlap is %q; allowed: "wait", "skip", "allow"`, sch.Overlap)
+	case sch.CatchUp < 0 || sch.Deadline < 0:
+		return bad("catch_up and deadline must be zero or more")
+	case o.UniqueKey != "" || o.Once || o.IdempotencyKey != "" || !o.RunAt.IsZero():
+		return bad("its options must not set RunAt, UniqueKey, Once or IdempotencyKey")
+	}
+	if o.Group == "" && d.rule.Overlap == OverlapWait {
+		o.Group = "schedule:" + sch.Name // one at a time, and that is all there is to waiting
+	}
+	if d.row, err = newRow(kind, args, o, maxArgs); err != nil {
+		return fail(err)
+	}
+	d.row.schedule, d.row.spec, d.row.zone = sch.Name, sch.Spec, text(sch.Zone)
+	return d, nil
+}
+
+const (
+	sqlHead  = `SELECT ` + jobColumns + ` FROM rota_jobs WHERE schedule = $1 AND spec IS NOT NULL`
+	sqlHeads = `SELECT ` + jobColumns + ` FROM rota_jobs WHERE spec IS NOT NULL ORDER BY schedule`
+
+	sqlDeleteHead = `DELETE FROM rota_jobs WHERE seq = $1`
+
+	sqlOccurrenceLives = `
+		SELECT count(*) FROM rota_jobs
+		WHERE schedule = $1 AND state IN ('pending', 'paused', 'running') AND seq <> $2`
+
+	sqlSetHeadState = `UPDATE rota_jobs SET state = $2, reason = $3, error = $4, in_line = $5 WHERE seq = $1`
+)
+
+// findHead reads a schedule's next occurrence; nil if there is no schedule of
+// that name.
+func findHead(ctx context.Context, tx Tx, name string) (*Job, error) {
+	found, err := queryJobs(ctx, tx, sqlHead, name)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	return found[0], nil
+}
+
+// upsert makes the schedule's next occurrence what the declaration says, and
+// writes nothing if it is that already.
+func (d *declaration) upsert(ctx context.Context, tx Tx, head *Job, now time.Time) error {
+	row, slot := d.row, time.Time{}
+	d.rule.Anchor = micros(now.Truncate(time.Second))
+	if head != nil {
+		sameTimes := head.Spec == row.spec && head.Zone == str(row.zone) && head.rule.Seconds == d.rule.Seconds && head.ruleErr == nil
+		if sameTimes {
+			d.rule.Anchor, slot = head.rule.Anchor, head.ScheduledFor
+		}
+		want := d.rule
+		want.Caught = head.rule.Caught
+		if sameTimes && want == head.rule && row.sameAs(head) {
+			return nil
+		}
+		if _, err := tx.ExecContext(ctx, sqlDeleteHead, head.seq); err != nil {
+			return err
+		}
+		if err := moveUp(ctx, tx, head.Kind, head.Group); err != nil {
+			return err
+		}
+		if head.State == Paused && head.Reason != reasonBroken {
+			row.state = Paused
+		}
+	}
+	next := occurrence{row: row, rule: d.rule, spec: d.spec.Anchored(fromMicros(d.rule.Anchor)), slot: slot}
+	if slot.IsZero() {
+		var ok bool
+		if next.slot, ok = next.spec.Next(now); !ok {
+			return fmt.Errorf("%w: %q never fires after %s", ErrSpec, d.row.spec, now.Format(time.RFC3339))
+		}
+	}
+	return next.insertNext(ctx, tx)
+}
+
+// sameAs compares what a declaration can change.
+func (r *jobRow) sameAs(job *Job) bool {
+	retry, labels := any(nil), any(nil)
+	if job.Retry != nil {
+		data, _ := json.Marshal(job.Retry)
+		retry = string(data)
+	}
+	if len(job.Labels) > 0 {
+		data, _ := json.Marshal(job.Labels)
+		labels = string(data)
+	}
+	return r.kind == job.Kind && bytes.Equal([]byte(r.args), job.Args) && r.priority == job.Priority &&
+		str(r.group) == job.Group && r.retry == retry && r.labels == labels
+}
+
+func str(v any) string {
+	s, _ := v.(string)
+	return s
+}
+
+// occurrence is a schedule's next job, about to be inserted.
+type occurrence struct {
+	row  jobRow
+	rule rule
+	spec Spec
+	slot time.Time
+}
+
+// insertNext inserts the occurrence at its slot. A slot that has been used
+// already (the clock was set back since) is passed over.
+func (o *occurrence) insertNext(ctx context.Context, tx Tx) error {
+	data, _ := json.Marshal(o.rule) // a struct of plain fields
+	fresh, err := newRow(o.row.kind, json.RawMessage(o.row.args), EnqueueOptions{}, len(o.row.args))
+	if err != nil {
+		return err
+	}
+	row := o.row
+	row.id, row.idempotencyKey, row.createdAt, row.rule = fresh.id, fresh.id, fresh.createdAt, string(data)
+	for slot, ok := o.slot, true; ok; slot, ok = o.spec.Next(slot) {
+		row.runAt, row.scheduledFor = micros(slot), micros(slot)
+		if inserted, err := row.insert(ctx, tx); inserted || err != nil {
+			return err
+		}
+	}
+	return nil // it never fires again: the schedule has ended
+}
+
+// advance is what the claim of a schedule's occurrence does about the schedule.
+type advance struct {
+	skip  string         // the reason not to run this occurrence; "" runs it
+	next  *occurrence    // nil: the schedule has ended
+	notes map[string]any // for the evidence
+}
+
+// planNext applies the policies for missed and overlapping firings to an
+// occurrence that is due. The next slot follows from this one's and never from
+// the time at which the timer went off. It fails with ErrSpec if the row's spec
+// can't be read any more.
+func planNext(ctx context.Context, tx Tx, job *Job, now time.Time) (advance, error) {
+	var plan advance
+	if job.ruleErr != nil {
+		return plan, fmt.Errorf("%w: rule of schedule %s: %w", ErrSpec, job.Schedule, job.ruleErr)
+	}
+	r := job.rule
+	spec, err := ParseSpec(job.Spec, SpecOptions{Zone: job.Zone, Seconds: r.Seconds, Name: job.Schedule})
+	if err != nil {
+		return plan, err
+	}
+	spec = spec.Anchored(fromMicros(r.Anchor))
+	slot, deadline := job.ScheduledFor, time.Duration(r.Deadline)*time.Microsecond
+	if r.Missed == MissedSkip && deadline == 0 {
+		deadline = defaultTooLate
+	}
+	from := now // the next slot is the first one after this
+	if deadline > 0 && now.Sub(slot) > deadline {
+		plan.skip = reasonTooLate
+		if at := now.Add(-deadline - 1); r.Missed != MissedSkip && at.After(slot) {
+			from = at // a later firing may still be in time
+		}
+	} else if r.Missed == MissedAll && r.Caught < r.CatchUp {
+		from = slot
+	}
+	if plan.skip == "" && r.Overlap == OverlapSkip {
+		var living int
+		if err := tx.QueryRowContext(ctx, sqlOccurrenceLives, job.Schedule, job.seq).Scan(&living); err != nil {
+			return plan, err
+		}
+		if living > 0 {
+			plan.skip = reasonOverlap
+		}
+	}
+	plan.notes = coalesced(spec, slot, from)
+	next, ok := spec.Next(later(slot, from))
+	if !ok {
+		return plan, nil
+	}
+	r.Caught++
+	if next.After(now) {
+		r.Caught = 0
+	}
+	plan.next = &occurrence{row: nextRow(job), rule: r, spec: spec, slot: next}
+	return plan, nil
+}
+
+// nextRow copies what one occurrence hands to the next.
+func nextRow(job *Job) jobRow {
+	row := jobRow{kind: job.Kind, state: Pending, args: string(job.Args), priority: job.Priority,
+		group: text(job.Group), schedule: job.Schedule, spec: job.Spec, zone: text(job.Zone)}
+	if job.Retry != nil {
+		data, _ := json.Marshal(job.Retry)
+		row.retry = string(data)
+	}
+	if len(job.Labels) > 0 {
+		data, _ := json.Marshal(job.Labels)
+		row.labels = string(data)
+	}
+	return row
+}
+
+// coalesced names the firings after slot and not after until, which get no row
+// of their own.
+func coalesced(spec Spec, slot, until time.Time) map[string]any {
+	first, ok := spec.Next(slot)
+	if !ok || first.After(until) {
+		return nil
+	}
+	n, last := 0, first
+	for at := first; ok && !at.After(until) && n < maxCoalesced; at, ok = spec.Next(at) {
+		n, last = n+1, at
+	}
+	notes := map[string]any{"coalesced": n, "coalesced_from": first, "coalesced_to": last}
+	if n == maxCoalesced {
+		notes["coalesced"] = fmt.Sprintf("%d or more", n)
+		if last, ok := spec.Prev(until.Add(1)); ok {
+			notes["coalesced_to"] = last
+		}
+	}
+	return notes
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// markBroken takes a schedule whose row can't be understood out of the way of
+// the others, and says so on it.
+func (s *Scheduler) markBroken(ctx context.Context, tx Tx, job *Job, cause error) error {
+	_, err := tx.ExecContext(ctx, sqlSetHeadState, job.seq, string(Paused), reasonBroken, s.safe(cause), 0)
+	if err != nil {
+		return err
+	}
+	s.log.ErrorContext(ctx, "rota: schedule is broken and paused; schedule it anew", "schedule", job.Schedule, "error", s.safe(cause))
+	return moveUp(ctx, tx, job.Kind, job.Group)
+}
+
+// reconcile writes down what the program declares, in one transaction.
+func (t *term) reconcile(ctx context.Context) error {
+	t.s.mu.RLock()
+	declared := t.s.declared
+	t.s.mu.RUnlock()
+	return t.s.writer.doFenced(ctx, t.token, func(ctx context.Context, tx Tx) error {
+		found, err := queryJobs(ctx, tx, sqlHeads)
+		if err != nil {
+			return err
+		}
+		heads := make(map[string]*Job, len(found))
+		for _, head := range found {
+			heads[head.Schedule] = head
+		}
+		now := time.Now()
+		for i := range declared {
+			d := declared[i]
+			if err := d.upsert(ctx, tx, heads[d.name], now); err != nil {
+				return fmt.Errorf("schedule %s: %w", d.name, err)
+			}
+			delete(heads, d.name)
+		}
+		for _, head := range found {
+			if heads[head.Schedule] == nil || !head.rule.Declared {
+				continue
+			}
+			if err := removeHead(ctx, tx, head, By{Actor: t.s.name, Reason: notDeclaredText}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func removeHead(ctx context.Context, tx Tx, head *Job, by By) error {
+	if _, err := tx.ExecContext(ctx, sqlDeleteHead, head.seq); err != nil {
+		return err
+	}
+	if err := moveUp(ctx, tx, head.Kind, head.Group); err != nil {
+		return err
+	}
+	return by.record(ctx, tx, "unschedule", Action{Kind: head.Kind, Schedule: head.Schedule})
+}
+
+// Unschedule removes a schedule. Its running and ended occurrences stay.
+func (s *Scheduler) Unschedule(ctx context.Context, name string, by By) error {
+	return s.changeHead(ctx, "unschedule", name, func(ctx context.Context, tx Tx, head *Job) error {
+		return removeHead(ctx, tx, head, by)
+	})
+}
+
+// PauseSchedule stops a schedule's firings until ResumeSchedule, also through
+// restarts and new declarations of it. A paused schedule may be paused again.
+func (s *Scheduler) PauseSchedule(ctx context.Context, name string, by By) error {
+	return s.changeHead(ctx, "pause schedule", name, func(ctx context.Context, tx Tx, head *Job) error {
+		if head.State == Paused {
+			return nil
+		}
+		if _, err := tx.ExecContext(ctx, sqlSetHeadState, head.seq, string(Paused), "paused", nil, 0); err != nil {
+			return err
+		}
+		if err := moveUp(ctx, tx, head.Kind, head.Group); err != nil {
+			return err
+		}
+		return by.record(ctx, tx, "pause", Action{Kind: head.Kind, Schedule: name})
+	})
+}
+
+// ResumeSchedule lets a paused schedule fire again. What it missed meanwhile is
+// treated by its Missed policy.
+func (s *Scheduler) ResumeSchedule(ctx context.Context, name string, by By) error {
+	return s.changeHead(ctx, "resume schedule", name, func(ctx context.Context, tx Tx, head *Job) error {
+		if head.State != Paused {
+			return nil
+		}
+		inLine := false
+		if head.Group != "" {
+			var err error
+			if inLine, err = lineUp(ctx, tx, head.Kind, head.Group, micros(head.RunAt)); err != nil {
+				return err
+			}
+		}
+		if _, err := tx.ExecContext(ctx, sqlSetHeadState, head.seq, string(Pending), nil, nil, flag(inLine)); err != nil {
+			return err
+		}
+		return by.record(ctx, tx, "resume", Action{Kind: head.Kind, Schedule: name})
+	})
+}
+
+// RunNow enqueues an occurrence of the schedule for this instant. The schedule's
+// own next firing stays as it is; its Overlap policy counts.
+func (s *Scheduler) RunNow(ctx context.Context, name string, by By) (Enqueued, error) {
+	var answer Enqueued
+	err := s.changeHead(ctx, "run now", name, func(ctx context.Context, tx Tx, head *Job) error {
+		row, err := newRow(head.Kind, head.Args, EnqueueOptions{}, len(head.Args))
+		if err != nil {
+			return err
+		}
+		next := nextRow(head)
+		next.id, next.idempotencyKey, next.createdAt, next.runAt = row.id, row.id, row.createdAt, row.runAt
+		next.spec, next.zone, next.manual, next.scheduledFor = nil, nil, true, row.runAt
+		answer = Enqueued{ID: row.id}
+		if _, err := next.insert(ctx, tx); err != nil {
+			return err
+		}
+		return by.record(ctx, tx, "run now", Action{JobID: row.id, Kind: head.Kind, Schedule: name})
+	})
+	return answer, err
+}
+
+// changeHead does something to a schedule's pending occurrence.
+func (s *Scheduler) changeHead(ctx context.Context, what, name string, change func(context.Context, Tx, *Job) error) error {
+	err := s.writer.do(ctx, func(ctx context.Context, tx Tx) error {
+		head, err := findHead(ctx, tx, name)
+		if err == nil && head == nil {
+			err = ErrNotFound
+		}
+		if err != nil {
+			return err
+		}
+		return change(ctx, tx, head)
+	})
+	if err != nil {
+		return fmt.Errorf("rota: %s %s: %w", what, name, err)
+	}
+	return nil
+}
