@@ -23,13 +23,19 @@ const (
 	// number of jobs that may not run stands before one that may.
 	sqlNextPriority = `
 		SELECT priority FROM rota_jobs
-		WHERE state = 'pending' AND in_line = 0 AND kind = $1 AND priority < $2
+		WHERE state = 'pending' AND in_line = 0 AND alone = 0 AND kind = $1 AND priority < $2
 		ORDER BY priority DESC LIMIT 1`
 
 	sqlNextJobs = `
 		SELECT seq, run_at FROM rota_jobs
-		WHERE state = 'pending' AND in_line = 0 AND kind = $1 AND priority = $2
+		WHERE state = 'pending' AND in_line = 0 AND alone = 0 AND kind = $1 AND priority = $2
 		ORDER BY run_at, seq LIMIT $3`
+
+	// Of the jobs that may have killed the process, and for which another death
+	// is the last, one runs at a time: so the guilty one dies alone.
+	sqlAlone = `
+		SELECT seq, kind, priority, run_at FROM rota_jobs
+		WHERE state = 'pending' AND in_line = 0 AND alone = 1 ORDER BY run_at, seq`
 
 	sqlJobBySeq = `SELECT ` + jobColumns + ` FROM rota_jobs WHERE seq = $1`
 
@@ -51,7 +57,7 @@ const (
 
 	sqlEndJob = `
 		UPDATE rota_jobs SET state = $4, run_at = coalesce($5, run_at), spent = spent + $6,
-			deaths = deaths + $7, doubt = $8, reason = $9, finished_at = $10, cancel_asked = NULL,
+			deaths = deaths + $7, alone = CASE WHEN $12 = 1 THEN 1 ELSE alone END, doubt = $8, reason = $9, finished_at = $10, cancel_asked = NULL,
 			error = CASE WHEN $4 = 'succeeded' THEN NULL ELSE coalesce($11, error) END
 		WHERE seq = $1 AND state = 'running' AND token = $2 AND attempt = $3`
 
@@ -86,16 +92,19 @@ type found struct {
 // due is a pending job that may be claimed.
 type due struct {
 	seq, runAt int64
+	kind       string
 	priority   int
+	alone      bool
 }
 
 // claimDue claims as many due jobs as there are slots, in one transaction.
 func (t *term) claimDue(ctx context.Context) (found, error) {
 	kinds, later := t.wants(time.Now())
 	slots := t.s.cfg.MaxRunning - len(t.running) - max(int(t.s.hung.Load())-t.s.cfg.MaxHung, 0)
+	alone := t.alone
 	var f found
 	wr := t.s.writer.add(&write{token: t.token, apply: func(ctx context.Context, tx Tx) (err error) {
-		f, err = t.claimTx(ctx, tx, kinds, slots, time.Now())
+		f, err = t.claimTx(ctx, tx, kinds, slots, alone, time.Now())
 		return err
 	}})
 	err := t.s.writer.wait(ctx, wr)
@@ -149,7 +158,7 @@ func (t *term) wants(now time.Time) (kinds []wanted, later time.Time) {
 	return kinds, later
 }
 
-func (t *term) claimTx(ctx context.Context, tx Tx, kinds []wanted, slots int, now time.Time) (found, error) {
+func (t *term) claimTx(ctx context.Context, tx Tx, kinds []wanted, slots int, alone bool, now time.Time) (found, error) {
 	f := found{next: farFuture}
 	var err error
 	if f.cancel, err = texts(ctx, tx, sqlCancelAsked, t.token); err != nil {
@@ -159,10 +168,16 @@ func (t *term) claimTx(ctx context.Context, tx Tx, kinds []wanted, slots int, no
 	if err != nil || slices.Contains(pauses, allKinds) || slots <= 0 {
 		return f, err
 	}
+	kinds = slices.DeleteFunc(slices.Clone(kinds), func(k wanted) bool { return slices.Contains(pauses, k.kind) })
 	var ready []due
+	if !alone {
+		if ready, f.next, err = dueAlone(ctx, tx, kinds, now); err != nil {
+			return f, err
+		}
+	}
 	for _, k := range kinds {
-		if slices.Contains(pauses, k.kind) {
-			continue
+		if len(ready) > 0 && ready[0].alone && ready[0].kind == k.kind {
+			k.free--
 		}
 		jobs, next, err := dueJobs(ctx, tx, k.kind, min(k.free, slots), now)
 		if err != nil {
@@ -177,7 +192,7 @@ func (t *term) claimTx(ctx context.Context, tx Tx, kinds []wanted, slots int, no
 		return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.runAt, b.runAt), cmp.Compare(a.seq, b.seq))
 	})
 	for _, d := range ready[:min(len(ready), slots)] {
-		if err := t.claimOne(ctx, tx, d.seq, now, &f); err != nil {
+		if err := t.claimOne(ctx, tx, d, now, &f); err != nil {
 			return f, err
 		}
 	}
@@ -205,7 +220,7 @@ func dueJobs(ctx context.Context, tx Tx, kind string, limit int, now time.Time) 
 			return nil, next, err
 		}
 		for rows.Next() {
-			d := due{priority: priority}
+			d := due{kind: kind, priority: priority}
 			if err := rows.Scan(&d.seq, &d.runAt); err != nil {
 				rows.Close()
 				return nil, next, err
@@ -229,11 +244,35 @@ func dueJobs(ctx context.Context, tx Tx, kind string, limit int, now time.Time) 
 	return jobs, next, nil
 }
 
+// dueAlone finds the first due job of those that run one at a time.
+func dueAlone(ctx context.Context, tx Tx, kinds []wanted, now time.Time) (first []due, next time.Time, err error) {
+	next = farFuture
+	rows, err := tx.QueryContext(ctx, sqlAlone)
+	if err != nil {
+		return nil, next, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		d := due{alone: true}
+		if err := rows.Scan(&d.seq, &d.kind, &d.priority, &d.runAt); err != nil {
+			return nil, next, err
+		}
+		if !slices.ContainsFunc(kinds, func(k wanted) bool { return k.kind == d.kind }) {
+			continue
+		}
+		if at := fromMicros(d.runAt); at.After(now) {
+			return nil, at, nil
+		}
+		return []due{d}, next, nil
+	}
+	return nil, next, rows.Err()
+}
+
 // claimOne moves a due job to running and opens its attempt, unless it may not
 // run: its schedule's policy, or a bound, says so.
-func (t *term) claimOne(ctx context.Context, tx Tx, seq int64, now time.Time, f *found) error {
+func (t *term) claimOne(ctx context.Context, tx Tx, d due, now time.Time, f *found) error {
 	job := new(Job)
-	if err := job.scan(tx.QueryRowContext(ctx, sqlJobBySeq, seq)); err != nil {
+	if err := job.scan(tx.QueryRowContext(ctx, sqlJobBySeq, d.seq)); err != nil {
 		return err
 	}
 	p := t.s.policy(job.Kind)
@@ -249,7 +288,7 @@ func (t *term) claimOne(ctx context.Context, tx Tx, seq int64, now time.Time, f 
 			return err
 		}
 	}
-	if _, err := tx.ExecContext(ctx, sqlClaim, seq, t.token, micros(now)); err != nil {
+	if _, err := tx.ExecContext(ctx, sqlClaim, d.seq, t.token, micros(now)); err != nil {
 		return err
 	}
 	if plan.next != nil {
@@ -262,7 +301,7 @@ func (t *term) claimOne(ctx context.Context, tx Tx, seq int64, now time.Time, f 
 	if job.StartedAt.IsZero() {
 		job.StartedAt = fromMicros(micros(now))
 	}
-	x := &execution{t: t, job: job, handler: t.s.handler(job.Kind), redact: t.s.cfg.Redact, claimed: now, began: now}
+	x := &execution{t: t, job: job, handler: t.s.handler(job.Kind), redact: t.s.cfg.Redact, claimed: now, began: now, alone: d.alone}
 	if p.OnUnknown == UnknownRetry && plan.skip == "" {
 		x.started = now // from here on it may have begun, and that is all such kinds need to know
 	}
@@ -389,7 +428,7 @@ func (e *attemptEnd) write(ctx context.Context, tx Tx) error {
 		finished = micros(e.at)
 	}
 	res, err := tx.ExecContext(ctx, sqlEndJob, e.job.seq, e.token, e.job.Attempt, string(d.state),
-		nullMicros(e.nextAt()), flag(d.spent), flag(d.died), flag(e.doubt), d.reason, finished, text(e.errText))
+		nullMicros(e.nextAt()), flag(d.spent), flag(d.died), flag(e.doubt), d.reason, finished, text(e.errText), flag(d.alone))
 	if err != nil {
 		return err
 	}

@@ -269,8 +269,6 @@ const (
 	sqlAskCancel = `UPDATE rota_jobs SET cancel_asked = $2 WHERE seq = $1`
 
 	sqlEndByPerson = `UPDATE rota_jobs SET state = $2, reason = $3, finished_at = $4 WHERE seq = $1`
-
-	sqlOpenAttemptEnd = `SELECT count(*) FROM rota_attempts WHERE job_id = $1 AND outcome IS NULL`
 )
 
 // Cancel ends a pending or held job; a running one's context is cancelled with

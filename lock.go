@@ -128,6 +128,10 @@ type contest struct {
 // compete waits until the lease is this runner's, and returns its token. It
 // returns an error only when ctx is done.
 func (c *contest) compete(ctx context.Context) (int64, error) {
+	pause := c.s.cfg.PollInterval
+	if pause <= 0 {
+		pause = c.s.cfg.LeaseTTL / 3
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -145,7 +149,7 @@ func (c *contest) compete(ctx context.Context) (int64, error) {
 			timer.Reset(c.s.cfg.LeaseTTL / 3)
 			continue
 		}
-		timer.Reset(c.s.cfg.PollInterval)
+		timer.Reset(pause)
 	}
 }
 

@@ -311,6 +311,7 @@ type decision struct {
 	delay    time.Duration // pending only
 	spent    bool          // the attempt counts against MaxAttempts
 	died     bool          // the attempt counts against MaxDeaths
+	alone    bool          // one more death is the last that the job may have
 	bound    int           // attempts allowed; 0: no bound was asked
 	shortest time.Duration
 	longest  time.Duration
@@ -338,8 +339,9 @@ func decide(job *Job, p Policy, r *result, now time.Time) decision {
 		return decision{state: Pending, reason: reasonInterrupted}
 	}
 	d := decideRetry(job, p, r, now)
-	if r.outcome == OutcomeUnknown && (p.OnUnknown == UnknownHold || p.OnUnknown == UnknownProbe && d.state != Pending) {
-		// A probe kind that may not be tried again has nobody left to ask.
+	if r.outcome == OutcomeUnknown && (p.OnUnknown == UnknownHold || r.class == classProbe ||
+		p.OnUnknown == UnknownProbe && d.state != Pending) {
+		// Also where the probe can't tell, or may not be asked again.
 		d.state, d.reason, d.delay, d.shortest, d.longest = Held, reasonUnknown, 0, 0, 0
 	}
 	if d.state == Dead && r.outcome == OutcomeRetry {
@@ -355,14 +357,16 @@ func decideRetry(job *Job, p Policy, r *result, now time.Time) decision {
 	if r.outcome == OutcomeUnknown {
 		d.reason = reasonUnknown
 	}
-	if r.class == classProcessDied {
-		// A job is not to blame for the first death, and waits for the next.
+	if r.outcome == OutcomeUnknown && (r.class == classProcessDied || r.class == classShutdown || r.class == classLeaseLost) {
+		// The runner ended, and the handler with it or without it. That is not
+		// the job's own doing the first time, and suspicious the next.
 		d.died, d.bound, d.reason = true, p.MaxDeaths, reasonProcessDied
 		deaths := job.deaths + 1
 		if deaths >= p.MaxDeaths {
 			d.state = Dead
 			return d
 		}
+		d.alone = deaths+1 >= p.MaxDeaths
 		if deaths > 1 {
 			d.shortest, d.longest = retry.Range(deaths - 1)
 			d.delay = retry.Delay(deaths - 1)

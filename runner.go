@@ -19,11 +19,11 @@ type term struct {
 	token int64
 
 	// Owned by the loop.
-	running  map[string]*execution // by job id
-	perKind  map[string]int
-	rates    map[string]*rateWindow
-	watched  int64 // the Store's last Version
-	draining bool
+	running map[string]*execution // by job id
+	perKind map[string]int
+	rates   map[string]*rateWindow
+	watched int64 // the Store's last Version
+	alone   bool  // a job runs of which one is allowed at a time
 
 	ended  chan *execution // one for each execution, when its slot is free
 	lost   chan struct{}   // closed when the lease is another's
@@ -91,7 +91,7 @@ func (t *term) takeOver(ctx context.Context) error {
 func (t *term) untilDone(ctx context.Context, what string, do func(context.Context) error) error {
 	for {
 		err := do(ctx)
-		if err == nil || errors.Is(err, ErrLeaseLost) {
+		if err == nil || errors.Is(err, ErrLeaseLost) || t.collect {
 			return err
 		}
 		t.s.log.ErrorContext(ctx, "rota: can't "+what+"; trying again", "error", t.s.safe(err))
@@ -119,9 +119,10 @@ func (t *term) loop(ctx context.Context, untilIdle bool) error {
 	next := time.Now()
 	for ctx.Err() == nil {
 		if !time.Now().Before(next) {
-			next = t.claim(ctx)
-			if untilIdle && len(t.running) == 0 && next.After(time.Now()) {
-				return nil
+			var err error
+			next, err = t.claim(ctx)
+			if untilIdle && (err != nil || len(t.running) == 0 && next.After(time.Now())) {
+				return err
 			}
 			// By the wall clock, which may be set, so not for too long.
 			timer.Reset(min(time.Until(next), time.Minute))
@@ -162,16 +163,16 @@ func (t *term) othersWrote(ctx context.Context) bool {
 }
 
 // claim starts what is due and returns when to look again.
-func (t *term) claim(ctx context.Context) time.Time {
+func (t *term) claim(ctx context.Context) (time.Time, error) {
 	if t.isFenced() {
-		return time.Now().Add(t.s.cfg.LeaseTTL / 10)
+		return time.Now().Add(t.s.cfg.LeaseTTL / 10), nil
 	}
 	found, err := t.claimDue(ctx)
 	if err != nil {
 		if ctx.Err() == nil && !errors.Is(err, ErrLeaseLost) {
 			t.s.log.ErrorContext(ctx, "rota: can't claim; trying again", "error", t.s.safe(err))
 		}
-		return time.Now().Add(time.Second)
+		return time.Now().Add(time.Second), err
 	}
 	for _, id := range found.cancel {
 		if x := t.running[id]; x != nil {
@@ -181,7 +182,7 @@ func (t *term) claim(ctx context.Context) time.Time {
 	for _, job := range found.jobs {
 		t.start(job)
 	}
-	return found.next
+	return found.next, nil
 }
 
 // start gives a claimed job to its handler, in a goroutine of its own.
@@ -193,12 +194,16 @@ func (t *term) start(job *Job) {
 	t.mu.Unlock()
 	t.running[job.ID] = x
 	t.perKind[job.Kind]++
+	t.alone = t.alone || x.alone
 	t.atWork.Go(x.execute)
 }
 
 // leave frees the slot of an execution.
 func (t *term) leave(x *execution) {
 	delete(t.running, x.job.ID)
+	if x.alone {
+		t.alone = false
+	}
 	if t.perKind[x.job.Kind]--; t.perKind[x.job.Kind] == 0 {
 		delete(t.perKind, x.job.Kind)
 	}
@@ -313,6 +318,7 @@ type execution struct {
 	redact  func(string) string
 	claimed time.Time // as it stands in the evidence
 	started time.Time // likewise; zero: the handler has not begun
+	alone   bool
 	began   time.Time // with its monotonic part, for durations
 	ctx     context.Context
 	stop    context.CancelCauseFunc

@@ -20,6 +20,7 @@ CREATE TABLE rota_jobs (
 	attempt         INTEGER NOT NULL DEFAULT 0,   -- attempts opened so far
 	spent           INTEGER NOT NULL DEFAULT 0,   -- of those, counted against the bound
 	deaths          INTEGER NOT NULL DEFAULT 0,   -- of those, ended by the death of the process
+	alone           INTEGER NOT NULL DEFAULT 0,   -- 1: one more death ends it; such jobs run one at a time
 	doubt           INTEGER NOT NULL DEFAULT 0,   -- 1: the last outcome is unknown
 	retry           TEXT,                         -- JSON; the enqueuer's own policy
 	unique_key      TEXT,
@@ -46,7 +47,9 @@ CREATE TABLE rota_jobs (
 
 -- Due work, led by kind, so that a kind that may not run costs the others nothing.
 CREATE INDEX rota_jobs_due ON rota_jobs (kind, priority, run_at)
-	WHERE state = 'pending' AND in_line = 0;
+	WHERE state = 'pending' AND in_line = 0 AND alone = 0;
+CREATE INDEX rota_jobs_alone ON rota_jobs (run_at)
+	WHERE state = 'pending' AND in_line = 0 AND alone = 1;
 CREATE INDEX rota_jobs_running ON rota_jobs (token)
 	WHERE state = 'running';
 CREATE UNIQUE INDEX rota_jobs_unique ON rota_jobs (kind, unique_key)
