@@ -89,11 +89,11 @@ func (r Retry) Range(failure int) (shortest, longest time.Duration) {
 	}
 	switch r.Jitter.kind {
 	case jitterPlus:
-		return d, saturate(float64(d) + float64(r.Jitter.plus))
+		return d, add(d, r.Jitter.plus)
 	case jitterFull:
 		return 0, max(d-1, 0)
 	case jitterFraction:
-		return d, saturate(float64(d) * (1 + r.Jitter.fraction))
+		return d, add(d, saturate(float64(d)*r.Jitter.fraction))
 	default:
 		return d, d
 	}
@@ -109,10 +109,15 @@ func (r Retry) Delay(failure int) time.Duration {
 	return shortest + rand.N((longest-shortest)/step+1)*step
 }
 
+// add is the sum of two delays, or the longest Duration if that is shorter.
+func add(d, extra time.Duration) time.Duration {
+	return d + min(extra, math.MaxInt64-d)
+}
+
 // saturate keeps what float64 arithmetic gives within a Duration.
 func saturate(ns float64) time.Duration {
 	if ns >= math.MaxInt64 {
-		return math.MaxInt64 - 1 // the width of a range + 1 must not overflow
+		return math.MaxInt64
 	}
 	return time.Duration(ns)
 }

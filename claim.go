@@ -122,9 +122,7 @@ func (t *term) claimDue(ctx context.Context) (found, error) {
 			w.began = append(w.began, job.run.began)
 		}
 	}
-	if later.Before(f.next) {
-		f.next = later
-	}
+	f.next = earlier(f.next, later)
 	return f, nil
 }
 
@@ -168,6 +166,10 @@ func (t *term) claimTx(ctx context.Context, tx Tx, kinds []wanted, slots int, al
 	if err != nil || slices.Contains(pauses, allKinds) || slots <= 0 {
 		return f, err
 	}
+	resume, err := t.s.resumeDue(ctx, tx, now)
+	if err != nil {
+		return f, err
+	}
 	kinds = slices.DeleteFunc(slices.Clone(kinds), func(k wanted) bool { return slices.Contains(pauses, k.kind) })
 	var ready []due
 	if !alone {
@@ -175,6 +177,7 @@ func (t *term) claimTx(ctx context.Context, tx Tx, kinds []wanted, slots int, al
 			return f, err
 		}
 	}
+	f.next = earlier(f.next, resume)
 	for _, k := range kinds {
 		if len(ready) > 0 && ready[0].alone && ready[0].kind == k.kind {
 			k.free--
@@ -184,9 +187,7 @@ func (t *term) claimTx(ctx context.Context, tx Tx, kinds []wanted, slots int, al
 			return f, err
 		}
 		ready = append(ready, jobs...)
-		if next.Before(f.next) {
-			f.next = next
-		}
+		f.next = earlier(f.next, next)
 	}
 	slices.SortFunc(ready, func(a, b due) int {
 		return cmp.Or(cmp.Compare(b.priority, a.priority), cmp.Compare(a.runAt, b.runAt), cmp.Compare(a.seq, b.seq))
@@ -291,8 +292,8 @@ func (t *term) claimOne(ctx context.Context, tx Tx, d due, now time.Time, f *fou
 	if _, err := tx.ExecContext(ctx, sqlClaim, d.seq, t.token, micros(now)); err != nil {
 		return err
 	}
-	if plan.next != nil {
-		if err := plan.next.insertNext(ctx, tx); err != nil {
+	if job.Spec != "" {
+		if err := t.s.goOn(ctx, tx, job, plan.next); err != nil {
 			return err
 		}
 	}

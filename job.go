@@ -74,16 +74,17 @@ type Job struct {
 	StartedAt      time.Time // of the first attempt
 	FinishedAt     time.Time
 
-	seq     int64
-	spent   int
-	deaths  int
-	doubt   bool
-	inLine  bool
-	once    bool
-	manual  bool
-	token   int64
-	rule    rule
-	ruleErr error
+	seq      int64
+	spent    int
+	deaths   int
+	doubt    bool
+	inLine   bool
+	once     bool
+	origin   string
+	token    int64
+	rule     rule
+	resumeAt time.Time
+	ruleErr  error
 
 	run *execution // set while a handler has it
 }
@@ -264,8 +265,9 @@ type jobRow struct {
 	schedule, spec, zone any
 	rule                 any
 	scheduledFor         any
-	manual               bool
+	origin               string
 	replayOf             any
+	reason, resumeAt     any
 	createdAt            int64
 }
 
@@ -285,15 +287,13 @@ func newRow(kind string, args any, o EnqueueOptions, maxArgs int) (jobRow, error
 	if err := o.validate(); err != nil {
 		return row, err
 	}
-	// UUIDv7 (RFC 9562): the time first, so that new ids stand together in
-	// the index.
-	id, err := uuid.NewV7()
+	id, err := newID()
 	if err != nil {
-		return row, fmt.Errorf("job id: %w", err)
+		return row, err
 	}
 	now := time.Now()
 	row = jobRow{
-		id: id.String(), kind: kind, state: Pending, args: string(data), priority: o.Priority,
+		id: id, kind: kind, state: Pending, args: string(data), priority: o.Priority,
 		runAt: micros(now), uniqueKey: text(o.UniqueKey), once: o.Once,
 		idempotencyKey: o.IdempotencyKey, group: text(o.Group), createdAt: micros(now),
 	}
@@ -312,6 +312,16 @@ func newRow(kind string, args any, o EnqueueOptions, maxArgs int) (jobRow, error
 		row.labels = string(data)
 	}
 	return row, nil
+}
+
+// newID is a UUIDv7 (RFC 9562): the time first, so that new ids stand together
+// in the index.
+func newID() (string, error) {
+	id, err := uuid.NewV7()
+	if err != nil {
+		return "", fmt.Errorf("job id: %w", err)
+	}
+	return id.String(), nil
 }
 
 const maxKey = 512
@@ -360,9 +370,9 @@ const (
 	sqlInsertJob = `
 		INSERT INTO rota_jobs (id, kind, state, args, priority, run_at, retry, unique_key, once,
 			idempotency_key, group_key, in_line, labels, schedule, spec, zone, rule,
-			scheduled_for, manual, replay_of, created_at)
+			scheduled_for, origin, replay_of, created_at, reason, resume_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-			$19, $20, $21)
+			$19, $20, $21, $22, $23)
 		ON CONFLICT DO NOTHING`
 
 	sqlFindUnique = `
@@ -382,7 +392,9 @@ const (
 		UPDATE rota_jobs SET in_line = 0 WHERE seq = (
 			SELECT seq FROM rota_jobs
 			WHERE kind = $1 AND group_key = $2 AND in_line = 1 AND state = 'pending'
-			ORDER BY run_at, seq LIMIT 1)`
+			ORDER BY run_at, seq LIMIT 1)
+		AND NOT EXISTS (SELECT 1 FROM rota_jobs
+			WHERE kind = $1 AND group_key = $2 AND in_line = 0 AND state IN ('pending', 'running'))`
 )
 
 // insert stores the row, or reports that a unique index forbids it.
@@ -395,7 +407,7 @@ func (r *jobRow) insert(ctx context.Context, tx Tx) (inserted bool, err error) {
 	}
 	res, err := tx.ExecContext(ctx, sqlInsertJob, r.id, r.kind, string(r.state), r.args, r.priority,
 		r.runAt, r.retry, r.uniqueKey, flag(r.once), r.idempotencyKey, r.group, flag(inLine), r.labels, r.schedule,
-		r.spec, r.zone, r.rule, r.scheduledFor, flag(r.manual), r.replayOf, r.createdAt)
+		r.spec, r.zone, r.rule, r.scheduledFor, r.origin, r.replayOf, r.createdAt, r.reason, r.resumeAt)
 	if err != nil {
 		return false, err
 	}
@@ -422,7 +434,7 @@ func lineUp(ctx context.Context, tx Tx, kind string, group any, runAt int64) (in
 	return false, err
 }
 
-// moveUp follows when the front of a group has left it.
+// moveUp follows when a job has left its group, which may have been its front.
 func moveUp(ctx context.Context, tx Tx, kind, group string) error {
 	if group == "" {
 		return nil
@@ -496,7 +508,7 @@ func sweep(ctx context.Context, tx Tx, kind string, maxArgs int, query string, a
 // jobColumns and scan belong together.
 const jobColumns = `seq, id, kind, state, args, priority, run_at, attempt, spent, deaths, doubt,
 	retry, unique_key, once, idempotency_key, group_key, in_line, labels, schedule, spec, zone, rule,
-	scheduled_for, manual, replay_of, token, reason, error, created_at, started_at, finished_at`
+	scheduled_for, origin, replay_of, token, reason, error, created_at, started_at, finished_at, resume_at`
 
 // scan reads a row of jobColumns. What is stored as JSON and can't be read any
 // more does not fail the row: the job says so when it is run.
@@ -508,10 +520,11 @@ func (j *Job) scan(row interface{ Scan(...any) error }) error {
 		uniqueKey, group, schedule, spec, zone, replay sql.NullString
 		reason, errText                                sql.NullString
 		scheduledFor, token, startedAt, finishedAt     sql.NullInt64
+		resumeAt                                       sql.NullInt64
 	)
 	err := row.Scan(&j.seq, &j.ID, &j.Kind, &j.State, &args, &j.Priority, &runAt, &j.Attempt, &j.spent, &j.deaths, &j.doubt,
 		&retry, &uniqueKey, &j.once, &j.IdempotencyKey, &group, &j.inLine, &labels, &schedule, &spec, &zone, &rule,
-		&scheduledFor, &j.manual, &replay, &token, &reason, &errText, &createdAt, &startedAt, &finishedAt)
+		&scheduledFor, &j.origin, &replay, &token, &reason, &errText, &createdAt, &startedAt, &finishedAt, &resumeAt)
 	if err != nil {
 		return err
 	}
@@ -519,6 +532,7 @@ func (j *Job) scan(row interface{ Scan(...any) error }) error {
 	j.UniqueKey, j.Group, j.Schedule, j.Spec, j.Zone = uniqueKey.String, group.String, schedule.String, spec.String, zone.String
 	j.ReplayOf, j.Reason, j.Error, j.token = replay.String, reason.String, errText.String, token.Int64
 	j.ScheduledFor, j.StartedAt, j.FinishedAt = nullTime(scheduledFor), nullTime(startedAt), nullTime(finishedAt)
+	j.resumeAt = nullTime(resumeAt)
 	if retry != nil {
 		j.Retry = new(Retry)
 		if err := json.Unmarshal(retry, j.Retry); err != nil {
@@ -575,6 +589,20 @@ func nullMicros(t time.Time) any {
 
 // farFuture is later than every RunAt.
 var farFuture = fromMicros(math.MaxInt64)
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
 
 // text is nil for the empty string: "none" is NULL in every table.
 func text(s string) any {

@@ -78,6 +78,7 @@ const (
 	reasonResolved    = "resolved" // by a person
 	reasonOverlap     = "overlap"  // cancelled: the last occurrence still ran
 	reasonTooLate     = "too_late" // cancelled: a missed firing that is not made up
+	reasonPaused      = "paused"   // paused; or cancelled: a firing that came in a pause
 	reasonBroken      = "broken"   // paused: the schedule's spec can't be read
 )
 

@@ -60,7 +60,6 @@ func newTerm(s *Scheduler, c *contest, token int64) *term {
 // handlers that ignore their context.
 func (t *term) serve(ctx context.Context, untilIdle bool) error {
 	t.collect = untilIdle
-	t.s.log.InfoContext(ctx, "rota: runner", "runner", t.s.name, "token", t.token)
 	keeping, stopKeeping := context.WithCancel(context.Background())
 	var keeper sync.WaitGroup
 	keeper.Go(func() { t.keepLease(keeping) })
@@ -123,6 +122,10 @@ func (t *term) loop(ctx context.Context, untilIdle bool) error {
 			next, err = t.claim(ctx)
 			if untilIdle && (err != nil || len(t.running) == 0 && next.After(time.Now())) {
 				return err
+			}
+			if poll == nil && !untilIdle {
+				// Nothing tells of an EnqueueTx that commits.
+				next = earlier(next, time.Now().Add(t.s.cfg.LeaseTTL))
 			}
 			// By the wall clock, which may be set, so not for too long.
 			timer.Reset(min(time.Until(next), time.Minute))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -44,6 +45,11 @@ type Schedule struct {
 	// Overlap says what becomes of a firing while the last one is not done.
 	Overlap Overlap
 
+	// NotBefore and NotAfter bound the instants at which it fires, both
+	// included. Zero means no bound. A schedule whose last firing has passed
+	// has ended: it has no occurrence any more.
+	NotBefore, NotAfter time.Time
+
 	// Options are those of each occurrence. RunAt, UniqueKey, Once and
 	// IdempotencyKey are a schedule's own matter and must be unset.
 	Options EnqueueOptions
@@ -75,24 +81,55 @@ const (
 )
 
 const (
-	defaultCatchUp  = 100
-	defaultTooLate  = time.Minute // for MissedSkip
-	maxCoalesced    = 10_000      // counted one by one
-	notDeclaredText = "the program does not declare it any more"
+	defaultCatchUp = 100
+	defaultTooLate = time.Minute // for MissedSkip
+	maxCoalesced   = 10_000      // counted one by one
 )
 
 // rule is what the pending occurrence knows of its schedule besides spec and
 // zone.
 type rule struct {
-	Seconds  bool    `json:"seconds,omitempty"`
-	Missed   Missed  `json:"missed"`
-	CatchUp  int     `json:"catch_up,omitempty"`
-	Deadline int64   `json:"deadline_us,omitempty"`
-	Overlap  Overlap `json:"overlap"`
-	Anchor   int64   `json:"anchor_us"`          // when it was first declared: the phase of @every
-	Declared bool    `json:"declared,omitempty"` // by the program; else at run time
-	Caught   int     `json:"caught,omitempty"`   // firings made up so far, in this row
+	Seconds   bool    `json:"seconds,omitempty"`
+	Missed    Missed  `json:"missed"`
+	CatchUp   int     `json:"catch_up,omitempty"`
+	Deadline  int64   `json:"deadline_us,omitempty"`
+	Overlap   Overlap `json:"overlap"`
+	NotBefore int64   `json:"not_before_us,omitempty"`
+	NotAfter  int64   `json:"not_after_us,omitempty"`
+	Anchor    int64   `json:"anchor_us"`              // when it was first declared: the phase of @every
+	Declared  bool    `json:"declared,omitempty"`     // by the program; else at run time
+	Caught    int     `json:"caught,omitempty"`       // firings made up so far, in a row
+	PausedTo  int64   `json:"paused_to_us,omitempty"` // when the last pause ended
 }
+
+// firings are the instants of a schedule: its spec's, within its bounds.
+type firings struct {
+	spec     Spec
+	from, to time.Time // zero: no bound
+}
+
+func (r *rule) firings(spec Spec) firings {
+	f := firings{spec: spec.Anchored(fromMicros(r.Anchor))}
+	if r.NotBefore != 0 {
+		f.from = fromMicros(r.NotBefore)
+	}
+	if r.NotAfter != 0 {
+		f.to = fromMicros(r.NotAfter)
+	}
+	return f
+}
+
+// next is the first firing after the instant; false when the schedule has ended.
+func (f firings) next(after time.Time) (time.Time, bool) {
+	if after.Before(f.from) {
+		after = f.from.Add(-1)
+	}
+	at, ok := f.spec.Next(after)
+	return at, ok && (f.to.IsZero() || !at.After(f.to))
+}
+
+// errEnded says that a schedule never fires again.
+var errEnded = fmt.Errorf("%w: it has no firing any more before its NotAfter", ErrConfig)
 
 // declaration is a schedule that has been checked, with its arguments.
 type declaration struct {
@@ -160,6 +197,12 @@ func declare(kind string, sch Schedule, args any, maxArgs int) (declaration, err
 		return fail(err)
 	}
 	d.rule = rule{Seconds: sch.Seconds, Missed: sch.Missed, Deadline: sch.Deadline.Microseconds(), Overlap: sch.Overlap}
+	if !sch.NotBefore.IsZero() {
+		d.rule.NotBefore = micros(sch.NotBefore)
+	}
+	if !sch.NotAfter.IsZero() {
+		d.rule.NotAfter = micros(sch.NotAfter)
+	}
 	orDefault(&d.rule.Missed, MissedOnce)
 	orDefault(&d.rule.Overlap, OverlapWait)
 	if d.rule.Missed == MissedAll {
@@ -174,6 +217,8 @@ func declare(kind string, sch Schedule, args any, maxArgs int) (declaration, err
 		return bad(`missed is %q; allowed: "once", "all", "skip"`, sch.Missed)
 	case d.rule.Overlap != OverlapWait && d.rule.Overlap != OverlapSkip && d.rule.Overlap != OverlapAllow:
 		return bad(`overlap is %q; allowed: "wait", "skip", "allow"`, sch.Overlap)
+	case !sch.NotBefore.IsZero() && !sch.NotAfter.IsZero() && sch.NotAfter.Before(sch.NotBefore):
+		return bad("NotAfter %v is before NotBefore %v", sch.NotAfter, sch.NotBefore)
 	case sch.CatchUp < 0 || sch.Deadline < 0:
 		return bad("catch_up and deadline must be zero or more")
 	case o.UniqueKey != "" || o.Once || o.IdempotencyKey != "" || !o.RunAt.IsZero():
@@ -199,7 +244,9 @@ const (
 		SELECT count(*) FROM rota_jobs
 		WHERE schedule = $1 AND state IN ('pending', 'paused', 'running') AND seq <> $2`
 
-	sqlSetHeadState = `UPDATE rota_jobs SET state = $2, reason = $3, error = $4, in_line = $5 WHERE seq = $1`
+	sqlPauseHead = `
+		UPDATE rota_jobs SET state = 'paused', reason = $2, error = $3, resume_at = $4, in_line = 0
+		WHERE seq = $1`
 )
 
 // findHead reads a schedule's next occurrence; nil if there is no schedule of
@@ -213,35 +260,33 @@ func findHead(ctx context.Context, tx Tx, name string) (*Job, error) {
 }
 
 // upsert makes the schedule's next occurrence what the declaration says, and
-// writes nothing if it is that already.
+// writes nothing if it is that already. It fails with errEnded if there is no
+// next occurrence.
 func (d *declaration) upsert(ctx context.Context, tx Tx, head *Job, now time.Time) error {
-	row, slot := d.row, time.Time{}
-	d.rule.Anchor = micros(now.Truncate(time.Second))
+	next := occurrence{row: d.row, rule: d.rule}
+	next.rule.Anchor = micros(now.Truncate(time.Second))
 	if head != nil {
-		sameTimes := head.Spec == row.spec && head.Zone == str(row.zone) && head.rule.Seconds == d.rule.Seconds && head.ruleErr == nil
+		sameTimes := head.ruleErr == nil && head.Spec == d.row.spec && head.Zone == str(d.row.zone) &&
+			head.rule.Seconds == d.rule.Seconds && head.rule.NotBefore == d.rule.NotBefore && head.rule.NotAfter == d.rule.NotAfter
 		if sameTimes {
-			d.rule.Anchor, slot = head.rule.Anchor, head.ScheduledFor
+			next.rule.Anchor, next.rule.Caught, next.rule.PausedTo = head.rule.Anchor, head.rule.Caught, head.rule.PausedTo
+			next.slot = head.ScheduledFor
 		}
-		want := d.rule
-		want.Caught = head.rule.Caught
-		if sameTimes && want == head.rule && row.sameAs(head) {
+		if sameTimes && next.rule == head.rule && d.row.sameAs(head) {
 			return nil
 		}
-		if _, err := tx.ExecContext(ctx, sqlDeleteHead, head.seq); err != nil {
-			return err
-		}
-		if err := moveUp(ctx, tx, head.Kind, head.Group); err != nil {
+		if err := deleteHead(ctx, tx, head); err != nil {
 			return err
 		}
 		if head.State == Paused && head.Reason != reasonBroken {
-			row.state = Paused
+			next.row.state, next.row.reason, next.row.resumeAt = Paused, text(head.Reason), nullMicros(head.resumeAt)
 		}
 	}
-	next := occurrence{row: row, rule: d.rule, spec: d.spec.Anchored(fromMicros(d.rule.Anchor)), slot: slot}
-	if slot.IsZero() {
+	next.firings = next.rule.firings(d.spec)
+	if next.slot.IsZero() {
 		var ok bool
-		if next.slot, ok = next.spec.Next(now); !ok {
-			return fmt.Errorf("%w: %q never fires after %s", ErrSpec, d.row.spec, now.Format(time.RFC3339))
+		if next.slot, ok = next.firings.next(now); !ok {
+			return errEnded
 		}
 	}
 	return next.insertNext(ctx, tx)
@@ -269,29 +314,29 @@ func str(v any) string {
 
 // occurrence is a schedule's next job, about to be inserted.
 type occurrence struct {
-	row  jobRow
-	rule rule
-	spec Spec
-	slot time.Time
+	row     jobRow
+	rule    rule
+	firings firings
+	slot    time.Time
 }
 
 // insertNext inserts the occurrence at its slot. A slot that has been used
 // already (the clock was set back since) is passed over.
 func (o *occurrence) insertNext(ctx context.Context, tx Tx) error {
 	data, _ := json.Marshal(o.rule) // a struct of plain fields
-	fresh, err := newRow(o.row.kind, json.RawMessage(o.row.args), EnqueueOptions{}, len(o.row.args))
+	id, err := newID()
 	if err != nil {
 		return err
 	}
 	row := o.row
-	row.id, row.idempotencyKey, row.createdAt, row.rule = fresh.id, fresh.id, fresh.createdAt, string(data)
-	for slot, ok := o.slot, true; ok; slot, ok = o.spec.Next(slot) {
+	row.id, row.idempotencyKey, row.createdAt, row.rule = id, id, micros(time.Now()), string(data)
+	for slot, ok := o.slot, true; ok; slot, ok = o.firings.next(slot) {
 		row.runAt, row.scheduledFor = micros(slot), micros(slot)
 		if inserted, err := row.insert(ctx, tx); inserted || err != nil {
 			return err
 		}
 	}
-	return nil // it never fires again: the schedule has ended
+	return errEnded
 }
 
 // advance is what the claim of a schedule's occurrence does about the schedule.
@@ -307,26 +352,26 @@ type advance struct {
 // can't be read any more.
 func planNext(ctx context.Context, tx Tx, job *Job, now time.Time) (advance, error) {
 	var plan advance
-	if job.ruleErr != nil {
-		return plan, fmt.Errorf("%w: rule of schedule %s: %w", ErrSpec, job.Schedule, job.ruleErr)
-	}
-	r := job.rule
-	spec, err := ParseSpec(job.Spec, SpecOptions{Zone: job.Zone, Seconds: r.Seconds, Name: job.Schedule})
+	spec, err := job.parseSpec()
 	if err != nil {
 		return plan, err
 	}
-	spec = spec.Anchored(fromMicros(r.Anchor))
+	r := job.rule
+	all := r.firings(spec)
 	slot, deadline := job.ScheduledFor, time.Duration(r.Deadline)*time.Microsecond
 	if r.Missed == MissedSkip && deadline == 0 {
 		deadline = defaultTooLate
 	}
 	from := now // the next slot is the first one after this
-	if deadline > 0 && now.Sub(slot) > deadline {
+	switch {
+	case !slot.After(fromMicros(r.PausedTo)):
+		plan.skip, from = reasonPaused, later(slot, fromMicros(r.PausedTo))
+	case deadline > 0 && now.Sub(slot) > deadline:
 		plan.skip = reasonTooLate
-		if at := now.Add(-deadline - 1); r.Missed != MissedSkip && at.After(slot) {
-			from = at // a later firing may still be in time
+		if r.Missed != MissedSkip {
+			from = now.Add(-deadline - 1) // a later firing may still be in time
 		}
-	} else if r.Missed == MissedAll && r.Caught < r.CatchUp {
+	case r.Missed == MissedAll && r.Caught < r.CatchUp-1:
 		from = slot
 	}
 	if plan.skip == "" && r.Overlap == OverlapSkip {
@@ -338,17 +383,30 @@ func planNext(ctx context.Context, tx Tx, job *Job, now time.Time) (advance, err
 			plan.skip = reasonOverlap
 		}
 	}
-	plan.notes = coalesced(spec, slot, from)
-	next, ok := spec.Next(later(slot, from))
+	plan.notes = all.coalesced(slot, from)
+	if note := spec.firing(slot).Note; note != "" {
+		plan.notes["daylight_saving"] = note
+	}
+	next, ok := all.next(later(slot, from))
 	if !ok {
 		return plan, nil
 	}
-	r.Caught++
-	if next.After(now) {
+	if r.Caught++; next.After(now) || plan.skip != "" {
 		r.Caught = 0
 	}
-	plan.next = &occurrence{row: nextRow(job), rule: r, spec: spec, slot: next}
+	plan.next = &occurrence{row: nextRow(job), rule: r, firings: all, slot: next}
 	return plan, nil
+}
+
+// goOn inserts the schedule's next occurrence, or records that there is none.
+func (s *Scheduler) goOn(ctx context.Context, tx Tx, job *Job, next *occurrence) error {
+	if next != nil {
+		if err := next.insertNext(ctx, tx); !errors.Is(err, errEnded) {
+			return err
+		}
+	}
+	by := By{Actor: s.name, Reason: "its last firing has come"}
+	return by.record(ctx, tx, "end", Action{JobID: job.ID, Kind: job.Kind, Schedule: job.Schedule})
 }
 
 // nextRow copies what one occurrence hands to the next.
@@ -368,167 +426,37 @@ func nextRow(job *Job) jobRow {
 
 // coalesced names the firings after slot and not after until, which get no row
 // of their own.
-func coalesced(spec Spec, slot, until time.Time) map[string]any {
-	first, ok := spec.Next(slot)
+func (f firings) coalesced(slot, until time.Time) map[string]any {
+	notes := make(map[string]any)
+	first, ok := f.next(slot)
 	if !ok || first.After(until) {
-		return nil
+		return notes
 	}
 	n, last := 0, first
-	for at := first; ok && !at.After(until) && n < maxCoalesced; at, ok = spec.Next(at) {
+	for at := first; ok && !at.After(until) && n < maxCoalesced; at, ok = f.next(at) {
 		n, last = n+1, at
 	}
-	notes := map[string]any{"coalesced": n, "coalesced_from": first, "coalesced_to": last}
+	notes["coalesced"], notes["coalesced_from"] = n, first
 	if n == maxCoalesced {
 		notes["coalesced"] = fmt.Sprintf("%d or more", n)
-		if last, ok := spec.Prev(until.Add(1)); ok {
-			notes["coalesced_to"] = last
+		if !f.to.IsZero() && f.to.Before(until) {
+			until = f.to
+		}
+		if at, ok := f.spec.Prev(until.Add(1)); ok {
+			last = at
 		}
 	}
+	notes["coalesced_to"] = last
 	return notes
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // markBroken takes a schedule whose row can't be understood out of the way of
 // the others, and says so on it.
 func (s *Scheduler) markBroken(ctx context.Context, tx Tx, job *Job, cause error) error {
-	_, err := tx.ExecContext(ctx, sqlSetHeadState, job.seq, string(Paused), reasonBroken, s.safe(cause), 0)
+	_, err := tx.ExecContext(ctx, sqlPauseHead, job.seq, reasonBroken, s.safe(cause), nil)
 	if err != nil {
 		return err
 	}
 	s.log.ErrorContext(ctx, "rota: schedule is broken and paused; schedule it anew", "schedule", job.Schedule, "error", s.safe(cause))
 	return moveUp(ctx, tx, job.Kind, job.Group)
-}
-
-// reconcile writes down what the program declares, in one transaction.
-func (t *term) reconcile(ctx context.Context) error {
-	t.s.mu.RLock()
-	declared := t.s.declared
-	t.s.mu.RUnlock()
-	return t.s.writer.doFenced(ctx, t.token, func(ctx context.Context, tx Tx) error {
-		found, err := queryJobs(ctx, tx, sqlHeads)
-		if err != nil {
-			return err
-		}
-		heads := make(map[string]*Job, len(found))
-		for _, head := range found {
-			heads[head.Schedule] = head
-		}
-		now := time.Now()
-		for i := range declared {
-			d := declared[i]
-			if err := d.upsert(ctx, tx, heads[d.name], now); err != nil {
-				return fmt.Errorf("schedule %s: %w", d.name, err)
-			}
-			delete(heads, d.name)
-		}
-		for _, head := range found {
-			if heads[head.Schedule] == nil || !head.rule.Declared {
-				continue
-			}
-			if err := removeHead(ctx, tx, head, By{Actor: t.s.name, Reason: notDeclaredText}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-func removeHead(ctx context.Context, tx Tx, head *Job, by By) error {
-	if _, err := tx.ExecContext(ctx, sqlDeleteHead, head.seq); err != nil {
-		return err
-	}
-	if err := moveUp(ctx, tx, head.Kind, head.Group); err != nil {
-		return err
-	}
-	return by.record(ctx, tx, "unschedule", Action{Kind: head.Kind, Schedule: head.Schedule})
-}
-
-// Unschedule removes a schedule. Its running and ended occurrences stay.
-func (s *Scheduler) Unschedule(ctx context.Context, name string, by By) error {
-	return s.changeHead(ctx, "unschedule", name, func(ctx context.Context, tx Tx, head *Job) error {
-		return removeHead(ctx, tx, head, by)
-	})
-}
-
-// PauseSchedule stops a schedule's firings until ResumeSchedule, also through
-// restarts and new declarations of it. A paused schedule may be paused again.
-func (s *Scheduler) PauseSchedule(ctx context.Context, name string, by By) error {
-	return s.changeHead(ctx, "pause schedule", name, func(ctx context.Context, tx Tx, head *Job) error {
-		if head.State == Paused {
-			return nil
-		}
-		if _, err := tx.ExecContext(ctx, sqlSetHeadState, head.seq, string(Paused), "paused", nil, 0); err != nil {
-			return err
-		}
-		if err := moveUp(ctx, tx, head.Kind, head.Group); err != nil {
-			return err
-		}
-		return by.record(ctx, tx, "pause", Action{Kind: head.Kind, Schedule: name})
-	})
-}
-
-// ResumeSchedule lets a paused schedule fire again. What it missed meanwhile is
-// treated by its Missed policy.
-func (s *Scheduler) ResumeSchedule(ctx context.Context, name string, by By) error {
-	return s.changeHead(ctx, "resume schedule", name, func(ctx context.Context, tx Tx, head *Job) error {
-		if head.State != Paused {
-			return nil
-		}
-		inLine := false
-		if head.Group != "" {
-			var err error
-			if inLine, err = lineUp(ctx, tx, head.Kind, head.Group, micros(head.RunAt)); err != nil {
-				return err
-			}
-		}
-		if _, err := tx.ExecContext(ctx, sqlSetHeadState, head.seq, string(Pending), nil, nil, flag(inLine)); err != nil {
-			return err
-		}
-		return by.record(ctx, tx, "resume", Action{Kind: head.Kind, Schedule: name})
-	})
-}
-
-// RunNow enqueues an occurrence of the schedule for this instant. The schedule's
-// own next firing stays as it is; its Overlap policy counts.
-func (s *Scheduler) RunNow(ctx context.Context, name string, by By) (Enqueued, error) {
-	var answer Enqueued
-	err := s.changeHead(ctx, "run now", name, func(ctx context.Context, tx Tx, head *Job) error {
-		row, err := newRow(head.Kind, head.Args, EnqueueOptions{}, len(head.Args))
-		if err != nil {
-			return err
-		}
-		next := nextRow(head)
-		next.id, next.idempotencyKey, next.createdAt, next.runAt = row.id, row.id, row.createdAt, row.runAt
-		next.spec, next.zone, next.manual, next.scheduledFor = nil, nil, true, row.runAt
-		answer = Enqueued{ID: row.id}
-		if _, err := next.insert(ctx, tx); err != nil {
-			return err
-		}
-		return by.record(ctx, tx, "run now", Action{JobID: row.id, Kind: head.Kind, Schedule: name})
-	})
-	return answer, err
-}
-
-// changeHead does something to a schedule's pending occurrence.
-func (s *Scheduler) changeHead(ctx context.Context, what, name string, change func(context.Context, Tx, *Job) error) error {
-	err := s.writer.do(ctx, func(ctx context.Context, tx Tx) error {
-		head, err := findHead(ctx, tx, name)
-		if err == nil && head == nil {
-			err = ErrNotFound
-		}
-		if err != nil {
-			return err
-		}
-		return change(ctx, tx, head)
-	})
-	if err != nil {
-		return fmt.Errorf("rota: %s %s: %w", what, name, err)
-	}
-	return nil
 }

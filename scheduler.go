@@ -49,7 +49,8 @@ type Config struct {
 	// PollInterval is how often the runner looks whether another process has
 	// committed something, and a waiting process whether the runner has died.
 	// Either costs some microseconds and reads no table. Zero means 50 ms.
-	// Negative means never: for a database that one process has for itself.
+	// Negative means never: for a database that one process has for itself, and
+	// for simulated years; a job of EnqueueTx is then seen within a LeaseTTL.
 	PollInterval time.Duration
 
 	// Durability is what an enqueue that was answered survives. Empty means
@@ -338,7 +339,8 @@ func newScheduler(store Store, cfg Config) *Scheduler {
 func (s *Scheduler) Close() error { return s.close() }
 
 // DB is a pool on the database, for the application's own tables: its
-// transactions begin as writing ones and wait for each other. EnqueueTx and
+// transactions begin as writing ones and wait for each other, and for Rota, so
+// keep them short: while one is open nothing else is written. EnqueueTx and
 // CompleteTx take a transaction of this pool or of any other on the same file.
 func (s *Scheduler) DB() *sql.DB { return s.store.DB() }
 
@@ -403,6 +405,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		if err != nil {
 			return nil // ctx is done: a normal end
 		}
+		s.log.InfoContext(ctx, "rota: this process is the runner", "runner", s.name, "token", token)
 		t := newTerm(s, &c, token)
 		err = t.serve(ctx, false)
 		if ctx.Err() != nil {

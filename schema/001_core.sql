@@ -34,7 +34,8 @@ CREATE TABLE rota_jobs (
 	zone            TEXT,                         -- likewise
 	rule            TEXT,                         -- likewise; JSON, see schedule.go
 	scheduled_for   INTEGER,                      -- the instant that the occurrence was meant for
-	manual          INTEGER NOT NULL DEFAULT 0,   -- 1: an occurrence that a person asked for
+	origin          TEXT    NOT NULL DEFAULT '',  -- of an occurrence: '' due, 'now' or 'backfill' by a person
+	resume_at       INTEGER,                      -- when a paused schedule goes on by itself
 	replay_of       TEXT,
 	token           INTEGER,                      -- of the runner that claimed it last
 	cancel_asked    INTEGER,                      -- when a person asked a running job to stop
@@ -65,8 +66,10 @@ CREATE INDEX rota_jobs_cancel ON rota_jobs (token)
 	WHERE state = 'running' AND cancel_asked IS NOT NULL;
 CREATE UNIQUE INDEX rota_jobs_next ON rota_jobs (schedule)
 	WHERE spec IS NOT NULL;
-CREATE UNIQUE INDEX rota_jobs_slot ON rota_jobs (schedule, scheduled_for)
-	WHERE schedule IS NOT NULL AND manual = 0;
+CREATE UNIQUE INDEX rota_jobs_slot ON rota_jobs (schedule, scheduled_for, origin)
+	WHERE schedule IS NOT NULL AND origin <> 'now';
+CREATE INDEX rota_jobs_resume ON rota_jobs (resume_at)
+	WHERE resume_at IS NOT NULL;
 CREATE INDEX rota_jobs_occurrence ON rota_jobs (schedule)
 	WHERE schedule IS NOT NULL AND state IN ('pending', 'paused', 'running');
 CREATE INDEX rota_jobs_held ON rota_jobs (kind)
