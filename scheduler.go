@@ -1,6 +1,7 @@
 package rota
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -328,14 +329,19 @@ func newScheduler(store Store, cfg Config) *Scheduler {
 		cancel()
 		s.running <- struct{}{} // Run has returned, and none begins any more
 		s.writer.close()
-		return store.Close()
+		err := store.Close()
+		if n := s.hung.Load(); n > 0 {
+			err = errors.Join(fmt.Errorf("rota: close: %w: %d of them ignore their context", ErrHandlersLeft, n), err)
+		}
+		return err
 	})
 	return s
 }
 
 // Close ends Run as if its context were done, waits for it, commits what is
-// queued and closes the database. It returns the same error however often it
-// is called.
+// queued and closes the database. It fails with ErrHandlersLeft if handlers are
+// still at work that ignore their context. It returns the same error however
+// often it is called.
 func (s *Scheduler) Close() error { return s.close() }
 
 // DB is a pool on the database, for the application's own tables: its
@@ -409,6 +415,9 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		t := newTerm(s, &c, token)
 		err = t.serve(ctx, false)
 		if ctx.Err() != nil {
+			if errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrHandlersLeft) {
+				return nil // what was to be given back is another's already
+			}
 			return err
 		}
 		s.log.WarnContext(ctx, "rota: no longer the runner", "runner", s.name, "token", token, "error", s.safe(err))
@@ -438,6 +447,11 @@ func (s *Scheduler) RunDue(ctx context.Context) ([]Attempt, error) {
 	}
 	t := newTerm(s, &c, token)
 	err = errors.Join(t.serve(ctx, true), ctx.Err())
+	// Two that ended close together may have been recorded the other way round;
+	// in simulated time, also two of one job.
+	slices.SortFunc(t.closed, func(a, b Attempt) int {
+		return cmp.Or(a.FinishedAt.Compare(b.FinishedAt), cmp.Compare(a.JobID, b.JobID), cmp.Compare(a.Number, b.Number))
+	})
 	return t.closed, err
 }
 
@@ -456,6 +470,9 @@ func (s *Scheduler) begin(ctx context.Context) (context.Context, func(), error) 
 	select {
 	case s.running <- struct{}{}:
 	default:
+		if s.closing.Err() != nil { // Close has just come in between
+			return nil, nil, fmt.Errorf("rota: run: %w", ErrClosed)
+		}
 		return nil, nil, fmt.Errorf("rota: run: %w", ErrRunning)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
