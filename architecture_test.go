@@ -4,7 +4,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -74,6 +76,68 @@ func TestTheArchitectureHolds(t *testing.T) {
 	}
 	if seen < 15 {
 		t.Errorf("only %d files were read", seen)
+	}
+}
+
+// TestTimesAreComputedInOnePlace reads every file of the repository that is not
+// a test: Spec alone may turn a spec, or a calendar, into a next time.
+func TestTimesAreComputedInOnePlace(t *testing.T) {
+	// robfig's parser is one of the two halves of ParseSpec, and its Next is used
+	// nowhere; calendar arithmetic is what a second way would be made of.
+	const robfig = "github.com/robfig/cron/v3"
+	fromRobfig := []string{"Second", "Minute", "Hour", "Dom", "Month", "Dow", "NewParser", "SpecSchedule"}
+	calendar := []string{"AddDate", "Weekday", "YearDay", "ISOWeek"}
+	parsers := 0
+	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "testdata") {
+			return filepath.SkipDir
+		}
+		if !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return nil
+		}
+		fset := token.NewFileSet()
+		file, err := parser.ParseFile(fset, path, nil, 0)
+		if err != nil {
+			return err
+		}
+		inCron, _ := filepath.Match("cron*.go", path)
+		cron := ""
+		for _, spec := range file.Imports {
+			switch name := strings.Trim(spec.Path.Value, `"`); {
+			case name == robfig && path == "cronparse.go":
+				cron = "cron"
+				parsers++
+			case strings.Contains(name, "cron"):
+				t.Errorf("%s: %s is imported; cronparse.go alone reads specs", path, name)
+			}
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			sel, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			at, name := fset.Position(sel.Pos()), sel.Sel.Name
+			pkg, _ := sel.X.(*ast.Ident)
+			switch {
+			case cron != "" && pkg != nil && pkg.Name == cron && !slices.Contains(fromRobfig, name):
+				t.Errorf("%s: robfig's %s; only its parser is used", at, name)
+			case cron != "" && name == "Next":
+				t.Errorf("%s: a Next in the file that may only parse", at)
+			case !inCron && (slices.Contains(calendar, name) || name == "Date" && pkg != nil && pkg.Name == "time"):
+				t.Errorf("%s: %s: next times are computed by Spec alone", at, name)
+			}
+			return true
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if parsers != 1 {
+		t.Errorf("robfig's parser is imported %d times", parsers)
 	}
 }
 

@@ -141,28 +141,32 @@ func (r Retry) withDefaults() Retry {
 	return r
 }
 
-// validate names the first value that is not allowed. It matches ErrConfig.
-func (r Retry) validate() error {
-	bad := func(field string, value any, allowed string) error {
-		return fmt.Errorf("%w: retry: %s is %v; allowed: %s", ErrConfig, field, value, allowed)
+// validate reports every value that is not allowed. It matches ErrConfig.
+func (r Retry) validate() error { return r.check().err() }
+
+func (r Retry) check() faults {
+	var f faults
+	if r.Base < 0 {
+		f.bad("base", r.Base, "zero (10s) or more")
 	}
-	switch j := r.Jitter; {
-	case r.Base < 0:
-		return bad("base", r.Base, "zero (10s) or more")
-	case r.Factor != 0 && !(r.Factor >= 1 && r.Factor <= 1000):
-		return bad("factor", r.Factor, "zero (2) or 1 to 1000")
-	case r.Cap < 0:
-		return bad("cap", r.Cap, "zero (1h) or more")
-	case r.MaxAttempts < 0:
-		return bad("max_attempts", r.MaxAttempts, "zero (10) or more; 1 means no retry")
-	case r.MaxElapsed < 0:
-		return bad("max_elapsed", r.MaxElapsed, "zero (no bound) or more")
-	case j.kind == jitterPlus && (j.plus < 0 || j.plus%time.Second != 0):
-		return bad("jitter", j, "plus a whole number of seconds")
-	case j.kind == jitterFraction && !(j.fraction >= 0 && j.fraction <= 1):
-		return bad("jitter", j, "a fraction of 0 to 1")
+	if r.Factor != 0 && !(r.Factor >= 1 && r.Factor <= 1000) {
+		f.bad("factor", r.Factor, "zero (2) or 1 to 1000")
 	}
-	return nil
+	if r.Cap < 0 {
+		f.bad("cap", r.Cap, "zero (1h) or more")
+	}
+	if r.MaxAttempts < 0 {
+		f.bad("max_attempts", r.MaxAttempts, "zero (10) or more; 1 means no retry")
+	}
+	if r.MaxElapsed < 0 {
+		f.bad("max_elapsed", r.MaxElapsed, "zero (no bound) or more")
+	}
+	if j := r.Jitter; j.kind == jitterPlus && (j.plus < 0 || j.plus%time.Second != 0) {
+		f.bad("jitter", quoted(j.String()), "plus a whole number of seconds")
+	} else if j.kind == jitterFraction && !(j.fraction >= 0 && j.fraction <= 1) {
+		f.bad("jitter", quoted(j.String()), "a fraction of 0 to 1")
+	}
+	return f
 }
 
 func (j Jitter) String() string {
@@ -182,6 +186,8 @@ func (j Jitter) String() string {
 
 // MarshalText gives the text form; the zero Jitter is the empty text.
 func (j Jitter) MarshalText() ([]byte, error) { return []byte(j.String()), nil }
+
+const allowedJitter = `"plus 9s", "full", "fraction 0.2", "none"`
 
 // UnmarshalText takes the text form. Its errors match ErrConfig.
 func (j *Jitter) UnmarshalText(text []byte) error {
@@ -207,7 +213,7 @@ func (j *Jitter) UnmarshalText(text []byte) error {
 		err = fmt.Errorf("%q takes no value", word)
 	}
 	if err != nil {
-		return fmt.Errorf(`%w: jitter %q: %w; allowed: "plus 9s", "full", "fraction 0.2", "none"`, ErrConfig, text, err)
+		return &ConfigError{Key: "jitter", Problem: fmt.Sprintf("is %.60q: %.100v", text, err), Hint: "allowed: " + allowedJitter}
 	}
 	return nil
 }

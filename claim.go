@@ -46,8 +46,8 @@ const (
 		WHERE seq = $1`
 
 	sqlOpenAttempt = `
-		INSERT INTO rota_attempts (job_id, number, runner, token, claimed_at, started_at)
-		VALUES ($1, $2, $3, $4, $5, $6)`
+		INSERT INTO rota_attempts (job_id, number, runner, token, claimed_at, started_at, note)
+		VALUES ($1, $2, $3, $4, $5, $6, $7)`
 
 	sqlStartAttempt = `
 		UPDATE rota_attempts SET started_at = $3
@@ -63,7 +63,7 @@ const (
 
 	sqlCloseAttempt = `
 		UPDATE rota_attempts SET finished_at = $3, outcome = $4, class = $5, decision = $6, reason = $7,
-			error = $8, next_at = $9, bound = $10, delay_min = $11, delay_max = $12, stack = $13, note = $14
+			error = $8, next_at = $9, bound = $10, delay_min = $11, delay_max = $12, stack = $13, note = coalesce($14, note)
 		WHERE job_id = $1 AND number = $2 AND outcome IS NULL`
 
 	sqlCancelIsAsked = `SELECT cancel_asked IS NOT NULL FROM rota_jobs WHERE seq = $1`
@@ -99,7 +99,7 @@ type due struct {
 
 // claimDue claims as many due jobs as there are slots, in one transaction.
 func (t *term) claimDue(ctx context.Context) (found, error) {
-	kinds, later := t.wants(time.Now())
+	kinds, _ := t.wants(time.Now())
 	slots := t.s.cfg.MaxRunning - len(t.running) - max(int(t.s.hung.Load())-t.s.cfg.MaxHung, 0)
 	alone := t.alone
 	var f found
@@ -117,12 +117,6 @@ func (t *term) claimDue(ctx context.Context) (found, error) {
 		return found{}, err
 	}
 	t.record(f.ended...)
-	for _, job := range f.jobs {
-		if w := t.rates[job.Kind]; w != nil {
-			w.began = append(w.began, job.run.began)
-		}
-	}
-	f.next = earlier(f.next, later)
 	return f, nil
 }
 
@@ -281,7 +275,7 @@ func (t *term) claimOne(ctx context.Context, tx Tx, d due, now time.Time, f *fou
 		return refuse(ctx, tx, job, state, reason, now)
 	}
 	var plan advance
-	if job.Spec != "" {
+	if job.head {
 		var err error
 		if plan, err = planNext(ctx, tx, job, now); errors.Is(err, ErrSpec) {
 			return t.s.markBroken(ctx, tx, job, err)
@@ -292,9 +286,12 @@ func (t *term) claimOne(ctx context.Context, tx Tx, d due, now time.Time, f *fou
 	if _, err := tx.ExecContext(ctx, sqlClaim, d.seq, t.token, micros(now)); err != nil {
 		return err
 	}
-	if job.Spec != "" {
+	if job.head {
 		if err := t.s.goOn(ctx, tx, job, plan.next); err != nil {
 			return err
+		}
+		if plan.next != nil {
+			f.next = earlier(f.next, plan.next.slot)
 		}
 	}
 	job.State, job.Reason, job.token = Running, "", t.token
@@ -304,15 +301,18 @@ func (t *term) claimOne(ctx context.Context, tx Tx, d due, now time.Time, f *fou
 	}
 	x := &execution{t: t, job: job, handler: t.s.handler(job.Kind), redact: t.s.cfg.Redact, claimed: now, began: now, alone: d.alone}
 	if p.OnUnknown == UnknownRetry && plan.skip == "" {
-		x.started = now // from here on it may have begun, and that is all such kinds need to know
+		x.started.Store(&now) // from here on it may have begun, and that is all such kinds need to know
 	}
 	job.run = x
-	_, err := tx.ExecContext(ctx, sqlOpenAttempt, job.ID, job.Attempt, t.s.name, t.token, micros(now), nullMicros(x.started))
-	if err != nil {
-		return err
-	}
 	for key, value := range plan.notes {
 		job.Note(key, value)
+	}
+	// With its notes, which must outlive this process: the firings that are
+	// coalesced here stand nowhere else.
+	_, err := tx.ExecContext(ctx, sqlOpenAttempt, job.ID, job.Attempt, t.s.name, t.token,
+		micros(now), nullMicros(x.startedAt()), x.notes.text(false))
+	if err != nil {
+		return err
 	}
 	if plan.skip == "" {
 		f.jobs = append(f.jobs, job)
@@ -349,10 +349,14 @@ type attemptEnd struct {
 	doubt    bool
 	errText  string
 	note     any
-	// verify: CompleteTx may have written the end in the handler's own
-	// transaction. If it is not there, that transaction did not commit.
-	verify bool
-	other  *attemptEnd
+	// completed is the end that CompleteTx has written in the handler's own
+	// transaction; nil: it was not called. Whether that transaction was
+	// committed shows when this end is written: if so, nothing is left to do
+	// but to say so (done); if not, other is the end of a handler that says it
+	// has succeeded.
+	completed *attemptEnd
+	done      bool
+	other     *attemptEnd
 }
 
 var errNotCommitted = errors.New("the handler returned nil without committing the transaction that it gave to CompleteTx")
@@ -362,7 +366,7 @@ var errNotCommitted = errors.New("the handler returned nil without committing th
 // negative.
 func (x *execution) close(r result) *attemptEnd {
 	e := x.newEnd(r, true)
-	if e.verify = x.completed.Load(); e.verify && r.outcome == OutcomeSucceeded {
+	if e.completed = x.completed.Load(); e.completed != nil && r.outcome == OutcomeSucceeded {
 		e.other = x.newEnd(result{verdict: verdict{
 			outcome: OutcomeRetry, class: classNotComplete, after: -1, err: errNotCommitted}}, true)
 	}
@@ -370,20 +374,20 @@ func (x *execution) close(r result) *attemptEnd {
 }
 
 func (x *execution) newEnd(r result, final bool) *attemptEnd {
-	e := x.t.s.newEnd(x.job, x.handler.policy, r, x.began.Round(0).Add(time.Since(x.began)))
-	e.claimed, e.started, e.runner, e.token, e.note = x.claimed, x.started, x.t.s.name, x.t.token, x.notes.text(final)
-	e.doubt = r.outcome == OutcomeUnknown || e.doubt && !x.cleared
+	doubt := x.job.doubt && !x.cleared.Load()
+	e := x.t.s.newEnd(x.job, x.handler.policy, r, x.began.Round(0).Add(time.Since(x.began)), doubt)
+	e.claimed, e.started, e.runner, e.token, e.note = x.claimed, x.startedAt(), x.t.s.name, x.t.token, x.notes.text(final)
 	return e
 }
 
 // newEnd decides about a result.
-func (s *Scheduler) newEnd(job *Job, p Policy, r result, now time.Time) *attemptEnd {
+func (s *Scheduler) newEnd(job *Job, p Policy, r result, now time.Time, doubt bool) *attemptEnd {
 	e := &attemptEnd{job: job, at: now}
-	e.decision = decide(job, p, &r, now)
+	e.decision = decide(job, p, &r, now, doubt)
 	e.result = r
 	e.errText = safeText(errorText(r.err), maxErrorText, s.cfg.Redact)
 	e.result.stack = safeText(r.stack, maxStack, s.cfg.Redact)
-	e.doubt = r.outcome == OutcomeUnknown || job.doubt && r.outcome != OutcomeSucceeded
+	e.doubt = r.outcome == OutcomeUnknown || doubt && r.outcome != OutcomeSucceeded
 	return e
 }
 
@@ -398,18 +402,18 @@ func (e *attemptEnd) nextAt() time.Time {
 // write moves the job to its next state and closes the attempt. Nothing else
 // does.
 func (e *attemptEnd) write(ctx context.Context, tx Tx) error {
-	if e.verify {
+	if e.completed != nil {
 		var state State
 		if err := tx.QueryRowContext(ctx, sqlStateOf, e.job.seq).Scan(&state); err != nil {
 			return err
 		}
-		if state == Succeeded {
+		if e.done = state == Succeeded; e.done {
 			return nil
 		}
 		if e.other != nil {
 			*e = *e.other
 		}
-		e.verify = false
+		e.completed = nil
 	}
 	d := &e.decision
 	if d.state == Pending { // unless a person decided otherwise meanwhile
@@ -458,7 +462,7 @@ func (e *attemptEnd) attempt() Attempt {
 		JobID: e.job.ID, Kind: e.job.Kind, Number: e.job.Attempt, Runner: e.runner, Token: e.token,
 		ClaimedAt: stored(e.claimed), StartedAt: stored(e.started), FinishedAt: stored(e.at), NextAt: stored(e.nextAt()),
 		Outcome: e.result.outcome, Class: e.result.class, Decision: e.decision.state, Reason: e.decision.reason,
-		Error: e.errText, Bound: e.decision.bound, DelayMin: e.decision.shortest, DelayMax: e.decision.longest,
+		Error: e.errText, Bound: e.decision.bound, DelayMin: e.decision.shortest.Truncate(time.Microsecond), DelayMax: e.decision.longest.Truncate(time.Microsecond),
 		Stack: e.result.stack,
 	}
 	if a.Bound == 0 { // no delay was asked of a policy
@@ -484,7 +488,7 @@ func (x *execution) completeTx(ctx context.Context, tx Tx) error {
 		return fail(ErrLeaseLost)
 	}
 	end := x.newEnd(classify(nil, nil), false)
-	x.completed.Store(true)
+	x.completed.Store(end)
 	if err := end.write(ctx, tx); errors.Is(err, ErrState) {
 		return fail(fmt.Errorf("%w: %w", ErrLeaseLost, err)) // the attempt was given up and closed
 	} else if err != nil {
@@ -542,7 +546,11 @@ func (t *term) closeOrphan(ctx context.Context, tx Tx, job *Job) (*attemptEnd, e
 	if began := nullTime(claimed); now.Before(began) {
 		now = began // the clock was set back; an end is never before its start
 	}
-	end := t.s.newEnd(job, t.s.policy(job.Kind), r, now)
+	end := t.s.newEnd(job, t.s.policy(job.Kind), r, now, job.doubt)
+	if d := &end.decision; t.s.handler(job.Kind) == nil && r.outcome == OutcomeUnknown {
+		// Its bounds are not known here. Who knows them looks before the claim.
+		*d = decision{state: Pending, reason: reasonProcessDied, died: true, alone: d.alone || d.state == Dead}
+	}
 	end.token, end.claimed, end.started, end.runner = job.token, nullTime(claimed), nullTime(started), runner
 	return end, end.write(ctx, tx)
 }

@@ -1,9 +1,12 @@
 package rota
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -18,16 +21,36 @@ const (
 )
 
 // masks hides what must not be read by whoever may read evidence. The secret's
-// place is kept, so that a reader sees that something was there.
+// place is kept, so that a reader sees that something was there. An expression
+// is only tried on a text that holds one of its words: most errors hold none.
 var masks = []struct {
+	words  []string
 	secret *regexp.Regexp
 	shown  string
 }{
-	{regexp.MustCompile(`(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/]*@`), "${1}***@"},
-	{regexp.MustCompile(`(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]+@`), "${1}***@"},
-	{regexp.MustCompile(`(?i)\b(authorization\s*[:=]\s*)((?:basic|bearer|digest|token)\s+)?[^\s,;"']+`), "${1}${2}***"},
-	{regexp.MustCompile(`(?i)\b(bearer\s+)[a-z0-9._~+/=-]{8,}`), "${1}***"},
-	{regexp.MustCompile(`(?i)\b((?:[a-z0-9]+[_-])*(?:password|passwd|pwd|secret|token|api[_-]?key|apikey|access[_-]?key|signature|sig)["']?\s*[=:]\s*["']?)[^\s&;,"']+`), "${1}***"},
+	{[]string{"://"}, regexp.MustCompile(`(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/]*@`), "${1}***@"},
+	{[]string{"://"}, regexp.MustCompile(`(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]+@`), "${1}***@"},
+	// A password with a bare slash, which is why the address could not be parsed.
+	{[]string{"://"}, regexp.MustCompile(`(?i)\b([a-z][a-z0-9+.-]*://)[^\s/@:]*:[0-9]*[^\s/@0-9][^\s"]*@`), "${1}***@"},
+	{[]string{"key="}, regexp.MustCompile(`(?i)([?&]key=)[^\s&;,"']+`), "${1}***"},
+	{[]string{"eyj"}, regexp.MustCompile(`\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*`), "***"}, // a JSON Web Token
+	{[]string{"authorization"}, regexp.MustCompile(`(?i)\b(authorization\s*[:=]\s*)((?:basic|bearer|digest|token)\s+)?[^\s,;"']+`), "${1}${2}***"},
+	{[]string{"bearer"}, regexp.MustCompile(`(?i)\b(bearer\s+)[a-z0-9._~+/=-]{8,}`), "${1}***"},
+	// name=secret, "name": "a secret", and that again within a quoted text
+	{[]string{"pass", "pwd", "secret", "token", "key", "sig"},
+		regexp.MustCompile(`(?i)\b([a-z0-9_-]*(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|signature|sig)(?:\\*["'])?\s*[=:]\s*)` +
+			`(?:"(?:[^"\\]|\\.)*"?|\\+"[^"]*"?|'[^']*'?|[^\s&;,"']+)`), "${1}***"},
+}
+
+// mask hides what masks know.
+func mask(text string) string {
+	lower := strings.ToLower(text)
+	for _, m := range masks {
+		if slices.ContainsFunc(m.words, func(word string) bool { return strings.Contains(lower, word) }) {
+			text = m.secret.ReplaceAllString(text, m.shown)
+		}
+	}
+	return text
 }
 
 // safeText makes text of any origin fit for evidence and logs: redacted first,
@@ -45,10 +68,7 @@ func safeText(text string, limit int, redact func(string) string) string {
 	if redact != nil {
 		text = redact(text)
 	}
-	for _, m := range masks {
-		text = m.secret.ReplaceAllString(text, m.shown)
-	}
-	text = escape(text)
+	text = escape(mask(text))
 	if len(text) <= limit && omitted == 0 {
 		return text
 	}
@@ -118,17 +138,13 @@ type notes struct {
 }
 
 func (n *notes) add(key string, value any, redact func(string) string) {
-	if text, ok := value.(string); ok {
-		value = safeText(text, maxErrorText, redact)
-	}
-	data, err := json.Marshal(value)
-	if err != nil {
-		data, _ = json.Marshal("not noted: " + safeText(errorText(err), maxErrorText, redact))
-	}
-	key = safeText(key, 64+40, nil)
+	key, data := safeText(key, 64+40, redact), noteText(value, redact)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	size := n.size + len(key) + len(data) - len(n.values[key])
+	size := n.size + noteSize(key, data)
+	if old, replaced := n.values[key]; replaced {
+		size -= noteSize(key, old)
+	}
 	if n.closed || size > maxNote {
 		n.lost++
 		return
@@ -139,18 +155,68 @@ func (n *notes) add(key string, value any, redact func(string) string) {
 	n.values[key], n.size = data, size
 }
 
+// noteSize is what a note takes in the object that is stored.
+func noteSize(key string, data []byte) int {
+	name, _ := json.Marshal(key) // a string
+	return len(name) + len(data) + len(":,")
+}
+
+// noteText is the note's JSON, its texts made safe however deep they are.
+func noteText(value any, redact func(string) string) []byte {
+	if err, ok := value.(error); ok {
+		value = errorText(err)
+	}
+	data, err := json.Marshal(value)
+	if err != nil {
+		value = "not noted: " + errorText(err)
+	} else if _, isText := value.(string); !isText {
+		if len(data) > maxNote {
+			return data // it will be lost
+		}
+		var plain any // and not value, which may point to the handler's own
+		d := json.NewDecoder(bytes.NewReader(data))
+		d.UseNumber()
+		_ = d.Decode(&plain) // what Marshal wrote
+		value = plain
+	}
+	data, _ = json.Marshal(safeNote(value, redact)) // of plain JSON
+	return data
+}
+
+func safeNote(value any, redact func(string) string) any {
+	switch v := value.(type) {
+	case string:
+		return safeText(v, maxErrorText, redact)
+	case []any:
+		for i := range v {
+			v[i] = safeNote(v[i], redact)
+		}
+	case map[string]any:
+		safe := make(map[string]any, len(v))
+		for key, value := range v {
+			safe[safeText(key, maxErrorText, redact)] = safeNote(value, redact)
+		}
+		return safe
+	}
+	return value
+}
+
 // text is the JSON object that is stored, or nil when nothing was noted. final
 // ends the taking of notes.
 func (n *notes) text(final bool) any {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.closed = n.closed || final
-	if n.lost > 0 && n.values != nil {
-		n.values["rota_notes_lost"] = json.RawMessage(fmt.Sprint(n.lost))
+	all := maps.Clone(n.values)
+	if n.lost > 0 {
+		if all == nil {
+			all = make(map[string]json.RawMessage)
+		}
+		all["rota_notes_lost"] = json.RawMessage(fmt.Sprint(n.lost))
 	}
-	if len(n.values) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
-	data, _ := json.Marshal(n.values) // keys are strings and values are JSON: it can't fail
+	data, _ := json.Marshal(all) // keys are strings and values are JSON: it can't fail
 	return string(data)
 }

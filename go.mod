@@ -3,6 +3,7 @@ module github.com/seed-f4ae5dd2/rota
 go 1.26.0
 
 require (
+	github.com/BurntSushi/toml v1.6.0
 	github.com/google/uuid v1.6.0
 	github.com/robfig/cron/v3 v3.0.1
 	modernc.org/sqlite v1.62.0

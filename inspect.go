@@ -110,7 +110,7 @@ func (s *Scheduler) Jobs(ctx context.Context, f Filter) iter.Seq2[*Job, error] {
 		if f.After != "" {
 			err := s.store.DB().QueryRowContext(ctx, sqlSeqOf, f.After).Scan(&after)
 			if err != nil {
-				yield(nil, fmt.Errorf("rota: jobs after %s: %w", f.After, oneRow(err)))
+				yield(nil, fmt.Errorf("rota: jobs after %s: %w", f.After, s.orClosed(oneRow(err))))
 				return
 			}
 		}
@@ -122,7 +122,7 @@ func (s *Scheduler) Jobs(ctx context.Context, f Filter) iter.Seq2[*Job, error] {
 			query, args := f.query(after, limit)
 			page, err := queryJobs(ctx, s.store.DB(), query, args...)
 			if err != nil {
-				yield(nil, fmt.Errorf("rota: jobs: %w", err))
+				yield(nil, fmt.Errorf("rota: jobs: %w", s.orClosed(err)))
 				return
 			}
 			for _, job := range page {
@@ -172,7 +172,7 @@ func (f Filter) query(after int64, limit int) (string, []any) {
 func (s *Scheduler) Job(ctx context.Context, id string) (*Job, error) {
 	job := new(Job)
 	if err := job.scan(s.store.DB().QueryRowContext(ctx, sqlJobByID, id)); err != nil {
-		return nil, fmt.Errorf("rota: job %s: %w", id, oneRow(err))
+		return nil, fmt.Errorf("rota: job %s: %w", id, s.orClosed(oneRow(err)))
 	}
 	return job, nil
 }
@@ -186,7 +186,7 @@ func (s *Scheduler) Attempts(ctx context.Context, id string) ([]Attempt, error) 
 	}
 	all, err := queryAttempts(ctx, s.store.DB(), job)
 	if err != nil {
-		return nil, fmt.Errorf("rota: attempts of job %s: %w", id, err)
+		return nil, fmt.Errorf("rota: attempts of job %s: %w", id, s.orClosed(err))
 	}
 	return all, nil
 }
@@ -221,7 +221,7 @@ func queryAttempts(ctx context.Context, tx Tx, job *Job) ([]Attempt, error) {
 func (s *Scheduler) Actions(ctx context.Context, jobID string) ([]Action, error) {
 	rows, err := s.store.DB().QueryContext(ctx, sqlActions, jobID)
 	if err != nil {
-		return nil, fmt.Errorf("rota: actions: %w", err)
+		return nil, fmt.Errorf("rota: actions: %w", s.orClosed(err))
 	}
 	defer rows.Close()
 	var all []Action
@@ -229,13 +229,13 @@ func (s *Scheduler) Actions(ctx context.Context, jobID string) ([]Action, error)
 		var a Action
 		var at int64
 		if err := rows.Scan(&at, &a.Actor, &a.Action, &a.JobID, &a.Kind, &a.Schedule, &a.Reason, &a.Detail); err != nil {
-			return nil, fmt.Errorf("rota: actions: %w", err)
+			return nil, fmt.Errorf("rota: actions: %w", s.orClosed(err))
 		}
 		a.At = fromMicros(at)
 		all = append(all, a)
 	}
 	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("rota: actions: %w", err)
+		return nil, fmt.Errorf("rota: actions: %w", s.orClosed(err))
 	}
 	return all, nil
 }
@@ -245,7 +245,7 @@ func (s *Scheduler) Actions(ctx context.Context, jobID string) ([]Action, error)
 func (s *Scheduler) Schedules(ctx context.Context) ([]*Job, error) {
 	heads, err := queryJobs(ctx, s.store.DB(), sqlHeads)
 	if err != nil {
-		return nil, fmt.Errorf("rota: schedules: %w", err)
+		return nil, fmt.Errorf("rota: schedules: %w", s.orClosed(err))
 	}
 	return heads, nil
 }
@@ -281,7 +281,7 @@ func (s *Scheduler) Cancel(ctx context.Context, id string, by By) error {
 		now := micros(time.Now())
 		var err error
 		switch {
-		case job.Spec != "":
+		case job.head:
 			return fmt.Errorf("%w: it is the next occurrence of schedule %s; pause or unschedule that", ErrState, job.Schedule)
 		case job.State == Running:
 			_, err = tx.ExecContext(ctx, sqlAskCancel, job.seq, now)
@@ -359,7 +359,10 @@ func (s *Scheduler) Replay(ctx context.Context, id string, o ReplayOptions) (Enq
 		}
 		return o.record(ctx, tx, "replay", Action{JobID: id, Kind: job.Kind, Detail: detail("as", answer[0].ID)})
 	})
-	return answer[0], err
+	if err != nil {
+		return Enqueued{}, err
+	}
+	return answer[0], nil
 }
 
 func detail(key string, value any) string {
@@ -369,7 +372,7 @@ func detail(key string, value any) string {
 
 // Pause stops the kind, or all kinds if kind is "*": what runs goes on, nothing
 // begins, in any process and through restarts, until Resume. Once it has
-// returned, nothing of the kind begins any more.
+// returned, nothing of the kind is claimed any more.
 func (s *Scheduler) Pause(ctx context.Context, kind string, by By) error {
 	return s.pause(ctx, "pause", kind, by, `
 		INSERT INTO rota_pauses (kind, since, actor, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING`)
@@ -470,6 +473,9 @@ func pruneSome(ctx context.Context, tx Tx, state State, limit int64) (int64, err
 // tables included, to a new file with the mode 0600, while others read and
 // write. The name appears when the copy is complete and durable.
 func (s *Scheduler) Backup(ctx context.Context, path string) error {
+	if s.closing.Err() != nil {
+		return fmt.Errorf("rota: backup to %s: %w", path, ErrClosed)
+	}
 	return s.store.Backup(ctx, path)
 }
 
@@ -477,6 +483,14 @@ func (s *Scheduler) Backup(ctx context.Context, path string) error {
 func oneRow(err error) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		return ErrNotFound
+	}
+	return err
+}
+
+// orClosed is why a read failed: after Close, that is the reason.
+func (s *Scheduler) orClosed(err error) error {
+	if s.closing.Err() != nil {
+		return ErrClosed
 	}
 	return err
 }

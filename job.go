@@ -66,7 +66,7 @@ type Job struct {
 	Labels         map[string]string
 	Schedule       string    // name; "" for ad-hoc work
 	Spec, Zone     string    // the schedule's; set on its next occurrence only
-	ScheduledFor   time.Time // the instant that a schedule's occurrence is meant for
+	ScheduledFor   time.Time // the instant that it was meant for: an occurrence's own, or the RunAt it was enqueued with
 	ReplayOf       string    // id of the job that this one does again
 	Reason         string    // why it is in its state, one word: "exhausted"
 	Error          string    // safe text of the last failure
@@ -75,6 +75,7 @@ type Job struct {
 	FinishedAt     time.Time
 
 	seq      int64
+	head     bool // it is its schedule's next occurrence, which carries the spec
 	spent    int
 	deaths   int
 	doubt    bool
@@ -149,7 +150,7 @@ type EnqueueOptions struct {
 
 	// Labels are facts for people and for filters: account, template. They are
 	// shown in lists, so they are no place for secrets. At most 32, of 64 bytes
-	// (key) and 512 bytes (value).
+	// (key, without $ [ " \) and 512 bytes (value).
 	Labels map[string]string
 
 	// Retry replaces the kind's own policy for this job, and is stored with it.
@@ -227,8 +228,8 @@ func (k Kind[T]) Sweep(ctx context.Context, s *Scheduler, query string, args ...
 		return 0, err
 	}
 	var n int
-	err := s.writer.do(ctx, func(ctx context.Context, tx Tx) (err error) {
-		n, err = sweep(ctx, tx, string(k), s.cfg.MaxArgs, query, args)
+	err := s.writer.do(ctx, func(batch context.Context, tx Tx) (err error) {
+		n, err = sweep(batch, tx, ctx, string(k), s.cfg.MaxArgs, query, args)
 		return err
 	})
 	if err != nil {
@@ -281,6 +282,9 @@ func newRow(kind string, args any, o EnqueueOptions, maxArgs int) (jobRow, error
 	if err != nil {
 		return row, fmt.Errorf("%w: arguments: %w", ErrInvalid, err)
 	}
+	if !utf8.Valid(data) { // a json.RawMessage may be anything
+		return row, fmt.Errorf("%w: arguments: not valid UTF-8", ErrInvalid)
+	}
 	if len(data) > maxArgs {
 		return row, fmt.Errorf("%w: arguments have %d bytes; at most %d are allowed (Config.MaxArgs): store the data elsewhere and enqueue its key", ErrInvalid, len(data), maxArgs)
 	}
@@ -298,7 +302,7 @@ func newRow(kind string, args any, o EnqueueOptions, maxArgs int) (jobRow, error
 		idempotencyKey: o.IdempotencyKey, group: text(o.Group), createdAt: micros(now),
 	}
 	if o.RunAt.After(now) {
-		row.runAt = micros(o.RunAt)
+		row.runAt, row.scheduledFor = micros(o.RunAt), micros(o.RunAt)
 	}
 	if row.idempotencyKey == "" {
 		row.idempotencyKey = row.id
@@ -345,8 +349,9 @@ func (o EnqueueOptions) validate() error {
 		return fmt.Errorf("%w: run at %d: beyond the year 9999", ErrInvalid, o.RunAt.Year())
 	}
 	for k, v := range o.Labels {
-		if k == "" || k[0] == '$' || len(k) > 64 || len(v) > 512 || !utf8.ValidString(k) || !utf8.ValidString(v) {
-			return fmt.Errorf("%w: label %.64q: at most 64 bytes of key and 512 bytes of value, valid UTF-8, and a key that does not begin with '$'", ErrInvalid, k)
+		// What has a meaning in a JSON path could not be filtered by.
+		if k == "" || strings.ContainsAny(k, `$["\`) || len(k) > 64 || len(v) > 512 || !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return fmt.Errorf("%w: label %.64q: at most 64 bytes of key and 512 bytes of value, valid UTF-8, and none of $ [ \" \\ in the key", ErrInvalid, k)
 		}
 	}
 	if o.Retry != nil {
@@ -461,17 +466,26 @@ func insertAll(ctx context.Context, tx Tx, rows []jobRow, answers []Enqueued) er
 	return nil
 }
 
-func sweep(ctx context.Context, tx Tx, kind string, maxArgs int, query string, args []any) (int, error) {
+// sweep reads under the caller's own context, so that a query without an end
+// keeps the writer no longer than the caller is willing to wait.
+func sweep(ctx context.Context, tx Tx, caller context.Context, kind string, maxArgs int, query string, args []any) (int, error) {
 	// The programmer's query is a table expression here, so it can only read.
-	// Its own parameters come first; ours follows them.
+	// All parameters are the caller's, so that a missing one is seen.
 	todo := fmt.Sprintf(`
-		WITH todo(key, args) AS (%s)
+		WITH todo(key, args) AS (%s
+		)
 		SELECT CAST(key AS TEXT), CAST(args AS TEXT) FROM todo
-		WHERE NOT EXISTS (SELECT 1 FROM rota_jobs WHERE kind = $%d AND unique_key = CAST(todo.key AS TEXT)
-			AND (once = 1 OR state IN ('pending', 'paused', 'running', 'held')))`, strings.TrimRight(query, "; \t\r\n"), len(args)+1)
-	found, err := tx.QueryContext(ctx, todo, append(args[:len(args):len(args)], kind)...)
+		WHERE NOT EXISTS (SELECT 1 FROM rota_jobs WHERE kind = '%s' AND unique_key = CAST(todo.key AS TEXT)
+			AND (once = 1 OR state IN ('pending', 'paused', 'running', 'held')))`, strings.TrimRight(query, "; \t\r\n"), strings.ReplaceAll(kind, "'", "''"))
+	fail := func(err error) error {
+		if caller.Err() != nil {
+			return err
+		}
+		return fmt.Errorf("%w: query: %w", ErrInvalid, err)
+	}
+	found, err := tx.QueryContext(caller, todo, args...)
 	if err != nil {
-		return 0, fmt.Errorf("%w: query: %w", ErrInvalid, err)
+		return 0, fail(err)
 	}
 	defer found.Close()
 	var rows []jobRow
@@ -490,7 +504,7 @@ func sweep(ctx context.Context, tx Tx, kind string, maxArgs int, query string, a
 		rows = append(rows, row)
 	}
 	if err := found.Err(); err != nil {
-		return 0, err
+		return 0, fail(err)
 	}
 	n := 0
 	for i := range rows {
@@ -532,7 +546,7 @@ func (j *Job) scan(row interface{ Scan(...any) error }) error {
 	j.UniqueKey, j.Group, j.Schedule, j.Spec, j.Zone = uniqueKey.String, group.String, schedule.String, spec.String, zone.String
 	j.ReplayOf, j.Reason, j.Error, j.token = replay.String, reason.String, errText.String, token.Int64
 	j.ScheduledFor, j.StartedAt, j.FinishedAt = nullTime(scheduledFor), nullTime(startedAt), nullTime(finishedAt)
-	j.resumeAt = nullTime(resumeAt)
+	j.resumeAt, j.head = nullTime(resumeAt), spec.Valid
 	if retry != nil {
 		j.Retry = new(Retry)
 		if err := json.Unmarshal(retry, j.Retry); err != nil {

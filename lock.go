@@ -1,6 +1,7 @@
 package rota
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -187,28 +188,33 @@ func (c *contest) unlock() error {
 }
 
 // take is the compare-and-set. A token of 0 says that the lease is another's.
-func (c *contest) take(ctx context.Context) (token int64, err error) {
+func (c *contest) take(ctx context.Context) (int64, error) {
+	locked, seen, seenAt := c.locked, c.seen, c.seenAt
 	var found Lease
-	err = c.s.writer.do(ctx, func(ctx context.Context, tx Tx) (err error) {
+	var token int64
+	err := c.s.writer.do(ctx, func(ctx context.Context, tx Tx) (err error) {
 		token = 0
 		if found, err = readLease(ctx, tx); err != nil {
 			return err
 		}
-		died := c.locked && found.locked
-		expired := found.sameAs(c.seen) && time.Since(c.seenAt) >= found.TTL
-		if found.Holder != "" && !died && !expired {
+		// With the lock in hand: nobody runs, or the runner has died. Without it, a
+		// lease that is free is left to who has the lock and is about to take it,
+		// so that the runner is the one whose death is seen at once.
+		ours := locked && (found.Holder == "" || found.locked)
+		expired := !seenAt.IsZero() && found.sameAs(seen) && time.Since(seenAt) >= cmp.Or(found.TTL, c.s.cfg.LeaseTTL)
+		if !ours && !expired {
 			return nil
 		}
 		now := time.Now()
 		_, err = tx.ExecContext(ctx, sqlTakeLease, leaseName, c.s.name, c.s.cfg.LeaseTTL.Microseconds(),
-			flag(c.locked), micros(now), micros(now.Add(c.s.cfg.LeaseTTL)))
+			flag(locked), micros(now), micros(now.Add(c.s.cfg.LeaseTTL)))
 		token = found.Token + 1
 		return err
 	})
 	if err != nil {
 		return 0, err
 	}
-	if !found.sameAs(c.seen) {
+	if c.seenAt.IsZero() || !found.sameAs(c.seen) {
 		c.seen, c.seenAt = found, time.Now()
 	}
 	return token, nil
@@ -220,9 +226,10 @@ func (c *contest) renew(ctx context.Context, token int64) error {
 	if err := c.lock(); err != nil {
 		return err
 	}
+	locked := c.locked
 	return c.s.writer.doFenced(ctx, token, func(ctx context.Context, tx Tx) error {
 		now := time.Now()
-		_, err := tx.ExecContext(ctx, sqlRenewLease, leaseName, micros(now), micros(now.Add(c.s.cfg.LeaseTTL)), flag(c.locked))
+		_, err := tx.ExecContext(ctx, sqlRenewLease, leaseName, micros(now), micros(now.Add(c.s.cfg.LeaseTTL)), flag(locked))
 		return err
 	})
 }

@@ -17,23 +17,16 @@ var schemaFiles embed.FS
 // once queue at BEGIN IMMEDIATE, and each reads the version inside: one of them
 // does the work, the others find it done.
 func migrate(ctx context.Context, st *sqliteStore) error {
-	files, err := fs.Glob(schemaFiles, "schema/*.sql") // sorted: 001, 002, …
-	if err != nil {
-		return err
-	}
 	// Most starts find nothing to do, and need no write lock to see it.
-	if version, err := schemaVersion(ctx, st.write); err != nil || version == len(files) {
+	if _, missing, err := missingMigrations(ctx, st.write); err != nil || len(missing) == 0 {
 		return err
 	}
 	return st.Update(ctx, func(ctx context.Context, tx Tx) error {
-		version, err := schemaVersion(ctx, tx)
+		version, missing, err := missingMigrations(ctx, tx)
 		if err != nil {
 			return err
 		}
-		if version > len(files) {
-			return fmt.Errorf("schema version %d, this program knows %d: %w", version, len(files), ErrNewerSchema)
-		}
-		for _, name := range files[version:] {
+		for _, name := range missing {
 			text, err := fs.ReadFile(schemaFiles, name)
 			if err != nil {
 				return err
@@ -43,9 +36,25 @@ func migrate(ctx context.Context, st *sqliteStore) error {
 			}
 		}
 		_, err = tx.ExecContext(ctx, `INSERT INTO rota_meta (key, value) VALUES ('schema', $1)
-			ON CONFLICT (key) DO UPDATE SET value = excluded.value`, strconv.Itoa(len(files)))
+			ON CONFLICT (key) DO UPDATE SET value = excluded.value`, strconv.Itoa(version+len(missing)))
 		return err
 	})
+}
+
+// missingMigrations lists what brings the database from its version to this
+// program's. It refuses one that a newer program has written.
+func missingMigrations(ctx context.Context, tx Tx) (version int, missing []string, err error) {
+	files, err := fs.Glob(schemaFiles, "schema/*.sql") // sorted: 001, 002, …
+	if err != nil {
+		return 0, nil, err
+	}
+	if version, err = schemaVersion(ctx, tx); err != nil {
+		return 0, nil, err
+	}
+	if version > len(files) {
+		return 0, nil, fmt.Errorf("schema version %d, this program knows %d: %w", version, len(files), ErrNewerSchema)
+	}
+	return version, files[version:], nil
 }
 
 // schemaVersion is 0 for a database without Rota's tables.
@@ -64,8 +73,8 @@ func schemaVersion(ctx context.Context, tx Tx) (int, error) {
 		return 0, err
 	}
 	version, err := strconv.Atoi(text)
-	if err != nil {
-		return 0, fmt.Errorf("schema version %q is no number: %w", text, ErrNotDatabase)
+	if err != nil || version < 1 {
+		return 0, fmt.Errorf("schema version %q is none of Rota's: %w", text, ErrNotDatabase)
 	}
 	return version, nil
 }

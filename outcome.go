@@ -138,7 +138,7 @@ func Unknown(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &verdict{outcome: OutcomeUnknown, class: classUnknown, after: -1, err: err}
+	return &verdict{outcome: OutcomeUnknown, after: -1, err: err}
 }
 
 // Snooze puts the job off by d, as if it had not been tried: the attempt is on
@@ -231,7 +231,16 @@ func classify(err, cause error) result {
 			break
 		}
 	}
-	if r.outcome != "" {
+	switch {
+	case r.outcome == OutcomeUnknown && r.class == "":
+		r.class = classUnknown
+		if isTimeout(err) {
+			r.class = classTimeout
+		} else if isCut(err) {
+			r.class = classConnection
+		}
+		return r
+	case r.outcome != "":
 		return r
 	}
 	var p *panicked
@@ -244,7 +253,7 @@ func classify(err, cause error) result {
 		r.outcome, r.class = OutcomeFailed, classUndecodable
 	case errors.Is(cause, ErrCancelled):
 		r.outcome, r.class = OutcomeCancelled, classCancelled
-	case marked: // the handler knows what it wants, whatever the cause below
+	case marked && !wasEnded(err): // the handler knows what it wants, whatever the cause
 		r.outcome = OutcomeRetry
 	case errors.Is(cause, ErrShutdown):
 		r.outcome, r.class = OutcomeInterrupted, classShutdown
@@ -279,6 +288,12 @@ func (r *result) merge(v *verdict) {
 	if r.atMost == 0 {
 		r.atMost = v.atMost
 	}
+}
+
+// wasEnded: the error is no answer, but tells that waiting for one was ended.
+// AtMost and RetryAfter around it say how to go on, not that nothing happened.
+func wasEnded(err error) bool {
+	return errors.Is(err, context.Canceled) || isTimeout(err) || isCut(err)
 }
 
 // notSent: the connection was never made, so the request can't have arrived.
@@ -319,8 +334,22 @@ type decision struct {
 }
 
 // decide applies a kind's policy to a result. job stands as it was claimed; now
-// is when the attempt ended. It is the only place that does.
-func decide(job *Job, p Policy, r *result, now time.Time) decision {
+// is when the attempt ended; doubt says that what an earlier attempt did is not
+// known, and no probe has found out. It is the only place that does.
+func decide(job *Job, p Policy, r *result, now time.Time, doubt bool) decision {
+	d := decideResult(job, p, r, now)
+	if d.state == Dead && doubt && p.OnUnknown == UnknownProbe {
+		// All that failed is the asking: whether it happened is for a person.
+		d.state, d.reason, r.outcome = Held, reasonUnknown, OutcomeUnknown
+	}
+	if d.state == Dead && r.outcome == OutcomeRetry {
+		r.outcome = OutcomeFailed
+	}
+	return d
+}
+
+// decideResult decides as if no earlier attempt were in doubt.
+func decideResult(job *Job, p Policy, r *result, now time.Time) decision {
 	switch r.outcome {
 	case OutcomeSucceeded:
 		return decision{state: Succeeded, reason: reasonSucceeded, spent: true}
@@ -344,9 +373,6 @@ func decide(job *Job, p Policy, r *result, now time.Time) decision {
 		p.OnUnknown == UnknownProbe && d.state != Pending) {
 		// Also where the probe can't tell, or may not be asked again.
 		d.state, d.reason, d.delay, d.shortest, d.longest = Held, reasonUnknown, 0, 0, 0
-	}
-	if d.state == Dead && r.outcome == OutcomeRetry {
-		r.outcome = OutcomeFailed
 	}
 	return d
 }
@@ -404,16 +430,20 @@ func decideRetry(job *Job, p Policy, r *result, now time.Time) decision {
 // kind's handler closed it, the policy has changed, the job lay too long). An
 // empty state means yes.
 func admit(job *Job, p Policy, now time.Time) (State, string) {
-	retry := p.retryFor(job)
+	retry, reason := p.retryFor(job), ""
 	switch {
-	case job.doubt && p.OnUnknown == UnknownHold:
-		return Held, reasonUnknown
 	case job.deaths >= p.MaxDeaths:
-		return Dead, reasonProcessDied
+		reason = reasonProcessDied
 	case job.spent >= retry.MaxAttempts:
-		return Dead, reasonExhausted
+		reason = reasonExhausted
 	case retry.MaxElapsed > 0 && !job.StartedAt.IsZero() && now.Sub(job.StartedAt) >= retry.MaxElapsed:
-		return Dead, reasonExpired
+		reason = reasonExpired
+	}
+	switch {
+	case job.doubt && (p.OnUnknown == UnknownHold || p.OnUnknown == UnknownProbe && reason != ""):
+		return Held, reasonUnknown
+	case reason != "":
+		return Dead, reason
 	}
 	return "", ""
 }

@@ -93,6 +93,9 @@ func (t *term) untilDone(ctx context.Context, what string, do func(context.Conte
 		if err == nil || errors.Is(err, ErrLeaseLost) || t.collect {
 			return err
 		}
+		if ctx.Err() != nil {
+			return nil
+		}
 		t.s.log.ErrorContext(ctx, "rota: can't "+what+"; trying again", "error", t.s.safe(err))
 		select {
 		case <-time.After(time.Second):
@@ -110,7 +113,7 @@ func (t *term) loop(ctx context.Context, untilIdle bool) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var poll <-chan time.Time
-	if d := t.s.cfg.PollInterval; d > 0 && !untilIdle {
+	if d := t.s.cfg.PollInterval; d > 0 {
 		ticker := time.NewTicker(d)
 		defer ticker.Stop()
 		poll = ticker.C
@@ -185,7 +188,8 @@ func (t *term) claim(ctx context.Context) (time.Time, error) {
 	for _, job := range found.jobs {
 		t.start(job)
 	}
-	return found.next, nil
+	_, later := t.wants(time.Now()) // what has now used up its rate
+	return earlier(found.next, later), nil
 }
 
 // start gives a claimed job to its handler, in a goroutine of its own.
@@ -197,6 +201,9 @@ func (t *term) start(job *Job) {
 	t.mu.Unlock()
 	t.running[job.ID] = x
 	t.perKind[job.Kind]++
+	if w := t.rates[job.Kind]; w != nil {
+		w.began = append(w.began, x.began)
+	}
 	t.alone = t.alone || x.alone
 	t.atWork.Go(x.execute)
 }
@@ -270,6 +277,8 @@ func (t *term) keepLease(ctx context.Context) {
 		began := time.Now()
 		err := t.lease.renew(ctx, t.token)
 		switch {
+		case err == nil && time.Since(began) >= ttl:
+			timer.Reset(0) // it came too late to be trusted
 		case err == nil:
 			fence.Reset(ttl - time.Since(began))
 			t.unfence()
@@ -320,15 +329,23 @@ type execution struct {
 	handler *handler
 	redact  func(string) string
 	claimed time.Time // as it stands in the evidence
-	started time.Time // likewise; zero: the handler has not begun
 	alone   bool
 	began   time.Time // with its monotonic part, for durations
 	ctx     context.Context
 	stop    context.CancelCauseFunc
 	notes   notes
 
-	completed atomic.Bool // CompleteTx has written the end, if its transaction commits
-	cleared   bool        // the probe said that the earlier attempt did nothing
+	// Set by the handler's goroutine, which may outlive the attempt.
+	started   atomic.Pointer[time.Time]  // as it stands in the evidence; nil: the handler has not begun
+	completed atomic.Pointer[attemptEnd] // what CompleteTx has written, if its transaction commits
+	cleared   atomic.Bool                // the probe said that the earlier attempt did nothing
+}
+
+func (x *execution) startedAt() time.Time {
+	if at := x.started.Load(); at != nil {
+		return *at
+	}
+	return time.Time{}
 }
 
 // execute runs the attempt, writes its end and frees its slot. The slot is free
@@ -359,6 +376,9 @@ func (x *execution) execute() {
 
 // report tells the log, and RunDue, what came of the attempt.
 func (x *execution) report(e *attemptEnd) {
+	if e.done {
+		e = e.completed
+	}
 	if e.decision.state == Dead || e.decision.state == Held {
 		x.t.s.log.Warn("rota: job is "+string(e.decision.state), "kind", x.job.Kind, "job", x.job.ID,
 			"attempt", x.job.Attempt, "reason", e.decision.reason, "error", e.errText)
@@ -431,7 +451,7 @@ func (x *execution) call(ctx context.Context) error {
 		case Happened:
 			return errHappened
 		case NotHappened:
-			x.cleared = true
+			x.cleared.Store(true)
 		default:
 			return errCannotTell
 		}
@@ -495,11 +515,17 @@ func (x *execution) markStarted(ctx context.Context) error {
 func (x *execution) begin(ctx context.Context) error {
 	now := time.Now()
 	err := x.t.s.writer.doFenced(ctx, x.t.token, func(ctx context.Context, tx Tx) error {
-		_, err := tx.ExecContext(ctx, sqlStartAttempt, x.job.ID, x.job.Attempt, micros(now))
-		return err
+		res, err := tx.ExecContext(ctx, sqlStartAttempt, x.job.ID, x.job.Attempt, micros(now))
+		if err != nil {
+			return err
+		}
+		if n, err := res.RowsAffected(); err != nil || n != 1 {
+			return errors.Join(err, fmt.Errorf("attempt %d was given up: %w", x.job.Attempt, ErrState))
+		}
+		return nil
 	})
 	if err == nil {
-		x.started = now
+		x.started.Store(&now)
 	}
 	return err
 }

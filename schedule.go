@@ -128,6 +128,14 @@ func (f firings) next(after time.Time) (time.Time, bool) {
 	return at, ok && (f.to.IsZero() || !at.After(f.to))
 }
 
+// between are the firings from from to to, both included, at most so many.
+func (f firings) between(from, to time.Time, most int) (all []time.Time) {
+	for at, ok := f.next(from.Add(-1)); ok && !at.After(to) && len(all) < most; at, ok = f.next(at) {
+		all = append(all, at)
+	}
+	return all
+}
+
 // errEnded says that a schedule never fires again.
 var errEnded = fmt.Errorf("%w: it has no firing any more before its NotAfter", ErrConfig)
 
@@ -225,7 +233,7 @@ func declare(kind string, sch Schedule, args any, maxArgs int) (declaration, err
 		return bad("its options must not set RunAt, UniqueKey, Once or IdempotencyKey")
 	}
 	if o.Group == "" && d.rule.Overlap == OverlapWait {
-		o.Group = "schedule:" + sch.Name // one at a time, and that is all there is to waiting
+		o.Group = ownGroup(sch.Name) // one at a time, and that is all there is to waiting
 	}
 	if d.row, err = newRow(kind, args, o, maxArgs); err != nil {
 		return fail(err)
@@ -234,11 +242,18 @@ func declare(kind string, sch Schedule, args any, maxArgs int) (declaration, err
 	return d, nil
 }
 
+// ownGroup is the group in which a schedule's occurrences wait for each other.
+func ownGroup(schedule string) string { return "schedule:" + schedule }
+
 const (
 	sqlHead  = `SELECT ` + jobColumns + ` FROM rota_jobs WHERE schedule = $1 AND spec IS NOT NULL`
 	sqlHeads = `SELECT ` + jobColumns + ` FROM rota_jobs WHERE spec IS NOT NULL ORDER BY schedule`
 
 	sqlDeleteHead = `DELETE FROM rota_jobs WHERE seq = $1`
+
+	sqlSlotUsed = `
+		SELECT EXISTS (SELECT 1 FROM rota_jobs
+			WHERE schedule = $1 AND scheduled_for = $2 AND origin <> 'now' AND spec IS NULL)`
 
 	sqlOccurrenceLives = `
 		SELECT count(*) FROM rota_jobs
@@ -268,8 +283,13 @@ func (d *declaration) upsert(ctx context.Context, tx Tx, head *Job, now time.Tim
 	if head != nil {
 		sameTimes := head.ruleErr == nil && head.Spec == d.row.spec && head.Zone == str(d.row.zone) &&
 			head.rule.Seconds == d.rule.Seconds && head.rule.NotBefore == d.rule.NotBefore && head.rule.NotAfter == d.rule.NotAfter
+		if head.ruleErr == nil {
+			next.rule.Anchor, next.rule.PausedTo = head.rule.Anchor, head.rule.PausedTo
+		}
 		if sameTimes {
-			next.rule.Anchor, next.rule.Caught, next.rule.PausedTo = head.rule.Anchor, head.rule.Caught, head.rule.PausedTo
+			next.rule.Caught = head.rule.Caught
+		}
+		if sameTimes || next.isDue(head, now) {
 			next.slot = head.ScheduledFor
 		}
 		if sameTimes && next.rule == head.rule && d.row.sameAs(head) {
@@ -290,6 +310,15 @@ func (d *declaration) upsert(ctx context.Context, tx Tx, head *Job, now time.Tim
 		}
 	}
 	return next.insertNext(ctx, tx)
+}
+
+// isDue tells whether the schedule's last firing has come and has not been dealt
+// with: a change of the schedule does not undo that, unless it is outside the
+// new bounds.
+func (o *occurrence) isDue(head *Job, now time.Time) bool {
+	slot := head.ScheduledFor
+	return head.ruleErr == nil && !slot.IsZero() && !slot.After(now) && micros(slot) >= o.rule.NotBefore &&
+		(o.rule.NotAfter == 0 || micros(slot) <= o.rule.NotAfter)
 }
 
 // sameAs compares what a declaration can change.
@@ -321,7 +350,7 @@ type occurrence struct {
 }
 
 // insertNext inserts the occurrence at its slot. A slot that has been used
-// already (the clock was set back since) is passed over.
+// already (by a backfill, or the clock was set back since) is passed over.
 func (o *occurrence) insertNext(ctx context.Context, tx Tx) error {
 	data, _ := json.Marshal(o.rule) // a struct of plain fields
 	id, err := newID()
@@ -330,13 +359,32 @@ func (o *occurrence) insertNext(ctx context.Context, tx Tx) error {
 	}
 	row := o.row
 	row.id, row.idempotencyKey, row.createdAt, row.rule = id, id, micros(time.Now()), string(data)
-	for slot, ok := o.slot, true; ok; slot, ok = o.firings.next(slot) {
-		row.runAt, row.scheduledFor = micros(slot), micros(slot)
-		if inserted, err := row.insert(ctx, tx); inserted || err != nil {
-			return err
+	slot, ok, err := o.firings.unused(ctx, tx, str(row.schedule), o.slot)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return errEnded
+	}
+	row.runAt, row.scheduledFor = micros(slot), micros(slot)
+	inserted, err := row.insert(ctx, tx)
+	if err == nil && !inserted {
+		err = fmt.Errorf("%w: it has a next occurrence already", ErrState)
+	}
+	return err
+}
+
+// unused is the firing at slot or, if that has an occurrence already, the first
+// one after it that has none; false if there is none.
+func (f firings) unused(ctx context.Context, tx Tx, schedule string, slot time.Time) (time.Time, bool, error) {
+	for ok := true; ok; slot, ok = f.next(slot) {
+		var used bool
+		err := tx.QueryRowContext(ctx, sqlSlotUsed, schedule, micros(slot)).Scan(&used)
+		if err != nil || !used {
+			return slot, true, err
 		}
 	}
-	return errEnded
+	return slot, false, nil
 }
 
 // advance is what the claim of a schedule's occurrence does about the schedule.
@@ -364,8 +412,8 @@ func planNext(ctx context.Context, tx Tx, job *Job, now time.Time) (advance, err
 	}
 	from := now // the next slot is the first one after this
 	switch {
-	case !slot.After(fromMicros(r.PausedTo)):
-		plan.skip, from = reasonPaused, later(slot, fromMicros(r.PausedTo))
+	case slot.Before(fromMicros(r.PausedTo)):
+		plan.skip, from = reasonPaused, fromMicros(r.PausedTo).Add(-1)
 	case deadline > 0 && now.Sub(slot) > deadline:
 		plan.skip = reasonTooLate
 		if r.Missed != MissedSkip {
@@ -373,6 +421,10 @@ func planNext(ctx context.Context, tx Tx, job *Job, now time.Time) (advance, err
 		}
 	case r.Missed == MissedAll && r.Caught < r.CatchUp-1:
 		from = slot
+	}
+	r.Caught++
+	if plan.skip != "" {
+		r.Caught = 0
 	}
 	if plan.skip == "" && r.Overlap == OverlapSkip {
 		var living int
@@ -391,7 +443,7 @@ func planNext(ctx context.Context, tx Tx, job *Job, now time.Time) (advance, err
 	if !ok {
 		return plan, nil
 	}
-	if r.Caught++; next.After(now) || plan.skip != "" {
+	if next.After(now) {
 		r.Caught = 0
 	}
 	plan.next = &occurrence{row: nextRow(job), rule: r, firings: all, slot: next}
@@ -405,8 +457,12 @@ func (s *Scheduler) goOn(ctx context.Context, tx Tx, job *Job, next *occurrence)
 			return err
 		}
 	}
+	return s.recordEnd(ctx, tx, job)
+}
+
+func (s *Scheduler) recordEnd(ctx context.Context, tx Tx, last *Job) error {
 	by := By{Actor: s.name, Reason: "its last firing has come"}
-	return by.record(ctx, tx, "end", Action{JobID: job.ID, Kind: job.Kind, Schedule: job.Schedule})
+	return by.record(ctx, tx, "end", Action{JobID: last.ID, Kind: last.Kind, Schedule: last.Schedule})
 }
 
 // nextRow copies what one occurrence hands to the next.

@@ -21,12 +21,16 @@ const (
 	sqlSetSlot = `UPDATE rota_jobs SET run_at = $2, scheduled_for = $2 WHERE seq = $1`
 
 	sqlResumable = `SELECT ` + jobColumns + ` FROM rota_jobs
-		WHERE resume_at IS NOT NULL AND state = 'paused' ORDER BY resume_at LIMIT 100`
+		WHERE resume_at IS NOT NULL AND state = 'paused' ORDER BY resume_at LIMIT $1`
 
 	sqlResumeHead = `
 		UPDATE rota_jobs SET state = 'pending', reason = NULL, error = NULL, resume_at = NULL,
 			in_line = $2, rule = $3
 		WHERE seq = $1`
+
+	sqlFiringLives = `
+		SELECT count(*) FROM rota_jobs
+		WHERE schedule = $1 AND state IN ('pending', 'paused', 'running') AND seq <> $2 AND origin = ''`
 
 	sqlSlotTaken = `
 		SELECT state, coalesce(reason, '') FROM rota_jobs
@@ -59,7 +63,9 @@ func (t *term) reconcile(ctx context.Context) error {
 			err := d.upsert(ctx, tx, heads[d.name], now)
 			if errors.Is(err, errEnded) { // the program goes on declaring what is over
 				t.s.log.InfoContext(ctx, "rota: schedule has ended", "schedule", d.name)
-				continue
+				if err = nil; heads[d.name] != nil {
+					err = t.s.recordEnd(ctx, tx, heads[d.name])
+				}
 			}
 			if err != nil {
 				return fmt.Errorf("schedule %s: %w", d.name, err)
@@ -87,7 +93,9 @@ func (s *Scheduler) refresh(ctx context.Context, tx Tx, head *Job, now time.Time
 		if head.Reason == reasonBroken {
 			return nil
 		}
-		head.State, head.Reason = Paused, reasonBroken
+		if head.State != Paused { // else a declaration that mends it keeps the person's pause
+			head.State, head.Reason = Paused, reasonBroken
+		}
 		return s.markBroken(ctx, tx, head, err)
 	}
 	slot := head.ScheduledFor
@@ -99,6 +107,9 @@ func (s *Scheduler) refresh(ctx context.Context, tx Tx, head *Job, now time.Time
 	next, ok := all.next(head.CreatedAt)
 	if at, valid := all.next(slot.Add(-1)); !ok || valid && at.Equal(slot) {
 		return nil
+	}
+	if next, ok, err = all.unused(ctx, tx, head.Schedule, next); err != nil || !ok {
+		return err
 	}
 	if _, err := tx.ExecContext(ctx, sqlSetSlot, head.seq, micros(next)); err != nil {
 		return err
@@ -140,10 +151,14 @@ func (s *Scheduler) Unschedule(ctx context.Context, name string, by By) error {
 }
 
 // PauseSchedule stops a schedule's firings until ResumeSchedule or, if until is
-// not zero, until that time; also through restarts and new declarations of it.
-// Pausing again changes the time.
+// not zero, until that time, a firing at which is the first to run; also through
+// restarts and new declarations of it. Pausing again changes the time. A broken
+// schedule, which fires no more, can't be paused (ErrState).
 func (s *Scheduler) PauseSchedule(ctx context.Context, name string, until time.Time, by By) error {
 	return s.changeHead(ctx, "pause schedule", name, func(ctx context.Context, tx Tx, head *Job) error {
+		if head.Reason == reasonBroken {
+			return fmt.Errorf("%w: it is broken; schedule it anew: %s", ErrState, head.Error)
+		}
 		if _, err := tx.ExecContext(ctx, sqlPauseHead, head.seq, reasonPaused, nil, nullMicros(until)); err != nil {
 			return err
 		}
@@ -171,15 +186,15 @@ func (s *Scheduler) ResumeSchedule(ctx context.Context, name string, by By) erro
 }
 
 func resumeHead(ctx context.Context, tx Tx, head *Job, now time.Time, by By) error {
+	if _, err := head.parseSpec(); err != nil {
+		return fmt.Errorf("%w: it is broken; schedule it anew: %w", ErrState, err)
+	}
 	inLine := false
 	if head.Group != "" {
 		var err error
 		if inLine, err = lineUp(ctx, tx, head.Kind, head.Group, micros(head.RunAt)); err != nil {
 			return err
 		}
-	}
-	if _, err := head.parseSpec(); err != nil {
-		return fmt.Errorf("%w: it is broken; schedule it anew: %w", ErrState, err)
 	}
 	head.rule.PausedTo = micros(now)
 	rule, _ := json.Marshal(head.rule) // a struct of plain fields
@@ -192,7 +207,8 @@ func resumeHead(ctx context.Context, tx Tx, head *Job, now time.Time, by By) err
 // resumeDue ends the pauses whose time has come, and returns when the next one
 // ends.
 func (s *Scheduler) resumeDue(ctx context.Context, tx Tx, now time.Time) (next time.Time, err error) {
-	heads, err := queryJobs(ctx, tx, sqlResumable)
+	const some = 100
+	heads, err := queryJobs(ctx, tx, sqlResumable, some)
 	if err != nil {
 		return farFuture, err
 	}
@@ -200,33 +216,76 @@ func (s *Scheduler) resumeDue(ctx context.Context, tx Tx, now time.Time) (next t
 		if head.resumeAt.After(now) {
 			return head.resumeAt, nil
 		}
+		if _, err := head.parseSpec(); err != nil { // its own trouble, not that of the others
+			if err := s.markBroken(ctx, tx, head, err); err != nil {
+				return farFuture, err
+			}
+			continue
+		}
 		if err := resumeHead(ctx, tx, head, head.resumeAt, By{Actor: s.name, Reason: "the time of its pause is over"}); err != nil {
 			return farFuture, err
 		}
+	}
+	if len(heads) == some {
+		return now, nil
 	}
 	return farFuture, nil
 }
 
 // RunNow enqueues an occurrence of the schedule for this instant. The schedule's
-// own next firing stays as it is; its Overlap policy counts.
+// own next firing stays as it is. Its Overlap policy counts: with OverlapWait
+// the occurrence waits for the one that is not done, with OverlapSkip it is
+// refused then (ErrState).
 func (s *Scheduler) RunNow(ctx context.Context, name string, by By) (Enqueued, error) {
 	var answer Enqueued
 	err := s.changeHead(ctx, "run now", name, func(ctx context.Context, tx Tx, head *Job) error {
-		id, err := newID()
+		if err := mayAdd(ctx, tx, head); err != nil {
+			return err
+		}
+		id, err := addOccurrence(ctx, tx, head, time.Now(), originNow)
 		if err != nil {
 			return err
 		}
-		now := micros(time.Now())
-		row := nextRow(head)
-		row.id, row.idempotencyKey, row.createdAt, row.runAt, row.scheduledFor = id, id, now, now, now
-		row.spec, row.zone, row.origin = nil, nil, originNow
 		answer = Enqueued{ID: id}
-		if _, err := row.insert(ctx, tx); err != nil {
-			return err
-		}
 		return by.record(ctx, tx, "run now", Action{JobID: id, Kind: head.Kind, Schedule: name})
 	})
-	return answer, err
+	if err != nil {
+		return Enqueued{}, err
+	}
+	return answer, nil
+}
+
+// mayAdd asks whether a person may add occurrences to the schedule now: not
+// beside one that must have no other beside it.
+func mayAdd(ctx context.Context, tx Tx, head *Job) error {
+	if head.rule.Overlap != OverlapSkip {
+		return nil
+	}
+	var living int
+	if err := tx.QueryRowContext(ctx, sqlFiringLives, head.Schedule, head.seq).Scan(&living); err != nil {
+		return err
+	}
+	if living > 0 {
+		return fmt.Errorf("%w: its last firing is not done, and its overlap policy is to skip", ErrState)
+	}
+	return nil
+}
+
+// addOccurrence enqueues an occurrence beside the schedule's own. It is due now,
+// whatever instant it is meant for.
+func addOccurrence(ctx context.Context, tx Tx, head *Job, slot time.Time, origin string) (id string, err error) {
+	if id, err = newID(); err != nil {
+		return "", err
+	}
+	now := micros(time.Now())
+	row := nextRow(head)
+	row.id, row.idempotencyKey, row.createdAt, row.runAt, row.scheduledFor = id, id, now, now, micros(slot)
+	row.spec, row.zone, row.origin = nil, nil, origin
+	if row.group == nil && head.rule.Overlap == OverlapSkip {
+		row.group = ownGroup(head.Schedule) // firings are skipped meanwhile; among themselves these wait
+	}
+	_, err = row.insert(ctx, tx)
+	return id, err
 }
 
 // Backfilled is what Backfill did about one instant.
@@ -254,7 +313,7 @@ const maxBackfill = 10_000
 // schedule fires by its present spec and which has not run: each once. One that
 // has a job already is refused and named, unless that firing was skipped. More
 // than 10,000 instants are refused as a whole (ErrInvalid). The schedule's own
-// next firing stays as it is; its Overlap policy counts.
+// next firing stays as it is; its Overlap policy counts as in RunNow.
 func (s *Scheduler) Backfill(ctx context.Context, name string, o BackfillOptions) ([]Backfilled, error) {
 	var answers []Backfilled
 	err := s.changeHead(ctx, "backfill", name, func(ctx context.Context, tx Tx, head *Job) error {
@@ -267,11 +326,14 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, o BackfillOptions
 		if err != nil {
 			return err
 		}
-		all := head.rule.firings(spec)
-		for at, ok := all.next(o.From.Add(-1)); ok && !at.After(o.To); at, ok = all.next(at) {
-			if len(answers) == maxBackfill {
-				return fmt.Errorf("%w: more than %d firings from %v to %v; choose a shorter range", ErrInvalid, maxBackfill, o.From, o.To)
-			}
+		if err := mayAdd(ctx, tx, head); err != nil {
+			return err
+		}
+		instants := head.rule.firings(spec).between(o.From, o.To, maxBackfill+1)
+		if len(instants) > maxBackfill {
+			return fmt.Errorf("%w: more than %d firings from %v to %v; choose a shorter range", ErrInvalid, maxBackfill, o.From, o.To)
+		}
+		for _, at := range instants {
 			b, err := backfillOne(ctx, tx, head, at, o.Preview)
 			if err != nil {
 				return err
@@ -284,7 +346,10 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, o BackfillOptions
 		return o.record(ctx, tx, "backfill", Action{Kind: head.Kind, Schedule: name,
 			Detail: detail("range", []time.Time{o.From.UTC(), o.To.UTC()})})
 	})
-	return answers, err
+	if err != nil {
+		return nil, err
+	}
+	return answers, nil
 }
 
 func backfillOne(ctx context.Context, tx Tx, head *Job, at time.Time, preview bool) (Backfilled, error) {
@@ -301,16 +366,8 @@ func backfillOne(ctx context.Context, tx Tx, head *Job, at time.Time, preview bo
 	}); err != nil || preview || b.Refused != "" {
 		return b, err
 	}
-	id, err := newID()
-	if err != nil {
-		return b, err
-	}
-	now := micros(time.Now())
-	row := nextRow(head)
-	row.id, row.idempotencyKey, row.createdAt, row.runAt, row.scheduledFor = id, id, now, now, micros(at)
-	row.spec, row.zone, row.origin = nil, nil, originBackfill
-	b.ID = id
-	_, err = row.insert(ctx, tx)
+	var err error
+	b.ID, err = addOccurrence(ctx, tx, head, at, originBackfill)
 	return b, err
 }
 

@@ -23,7 +23,8 @@ type Config struct {
 	// Empty: host name and process id.
 	Name string
 
-	// MaxRunning bounds the handlers at work at once. Zero means 64.
+	// MaxRunning bounds the handlers at work at once: at most 1,000,000. Zero
+	// means 64.
 	MaxRunning int
 
 	// MaxHung bounds the handlers that ignored their ended context and whose
@@ -98,38 +99,39 @@ func orDefault[T comparable](field *T, value T) {
 }
 
 // validate reports every value that is not allowed. It matches ErrConfig.
-func (c Config) validate() error {
-	var errs []error
-	bad := func(field string, value any, allowed string) {
-		errs = append(errs, fmt.Errorf("%w: %s is %v; allowed: %s", ErrConfig, field, value, allowed))
-	}
-	if c.MaxRunning < 0 {
-		bad("max_running", c.MaxRunning, "zero (64) or more")
+func (c Config) validate() error { return c.check().err() }
+
+func (c Config) check() faults {
+	var f faults
+	if c.MaxRunning < 0 || c.MaxRunning > 1_000_000 {
+		f.bad("max_running", c.MaxRunning, "zero (64) to 1000000")
 	}
 	if c.MaxHung < 0 {
-		bad("max_hung", c.MaxHung, "zero (max_running) or more")
+		f.bad("max_hung", c.MaxHung, "zero (max_running) or more")
 	}
 	if c.MaxArgs < 0 {
-		bad("max_args", c.MaxArgs, "zero (1 MiB) or more bytes")
+		f.bad("max_args", c.MaxArgs, "zero (1 MiB) or more bytes")
 	}
 	if c.LeaseTTL != 0 && c.LeaseTTL < 100*time.Millisecond {
-		bad("lease_ttl", c.LeaseTTL, "zero (10s) or 100ms and more")
+		f.bad("lease_ttl", c.LeaseTTL, "zero (10s) or 100ms and more")
 	}
 	if c.Unwind < 0 {
-		bad("unwind", c.Unwind, "zero (2s) or more")
+		f.bad("unwind", c.Unwind, "zero (2s) or more")
 	}
 	if c.PollInterval > 0 && c.PollInterval < time.Millisecond {
-		bad("poll_interval", c.PollInterval, "zero (50ms), 1ms and more, or negative (never)")
+		f.bad("poll_interval", c.PollInterval, "zero (50ms), 1ms and more, or negative (never)")
 	}
 	if d := c.Durability; d != "" && d != DurabilityFull && d != DurabilityNormal {
-		bad("durability", d, `"full" or "normal"`)
+		f.bad("durability", quoted(d), `"full" or "normal"`)
 	}
 	for kind, p := range c.Kinds {
-		if err := errors.Join(checkName("kind", kind), p.validate()); err != nil {
-			errs = append(errs, fmt.Errorf("%w: kinds: %s: %w", ErrConfig, kind, err))
+		key := keyOf("kinds", kind)
+		if err := checkName("kind", kind); err != nil {
+			f = append(f, &ConfigError{Key: key, Problem: "is no kind's name: " + err.Error()})
 		}
+		f.under(key, p.check())
 	}
-	return errors.Join(errs...)
+	return f
 }
 
 // Policy is how the jobs of a kind are run. The zero value is right for most.
@@ -203,48 +205,47 @@ func (p Policy) withDefaults() Policy {
 	return p
 }
 
-func (p Policy) validate() error {
-	bad := func(field string, value any, allowed string) error {
-		return fmt.Errorf("%w: %s is %v; allowed: %s", ErrConfig, field, value, allowed)
+func (p Policy) validate() error { return p.check().err() }
+
+func (p Policy) check() faults {
+	var f faults
+	if p.MaxRunning < 0 {
+		f.bad("max_running", p.MaxRunning, "zero (no bound of its own) or more")
 	}
-	switch {
-	case p.MaxRunning < 0:
-		return bad("max_running", p.MaxRunning, "zero (no bound of its own) or more")
-	case p.Rate.Count < 0 || p.Rate.Per < 0 || (p.Rate.Count == 0) != (p.Rate.Per == 0):
-		return bad("rate", p.Rate, "a count and a span of time, both positive, or neither")
-	case p.MaxDeaths < 0:
-		return bad("max_deaths", p.MaxDeaths, "zero (3) or more")
-	case p.OnUnknown != "" && p.OnUnknown != UnknownRetry && p.OnUnknown != UnknownHold && p.OnUnknown != UnknownProbe:
-		return bad("on_unknown", p.OnUnknown, `"retry", "hold" or "probe"`)
+	if r := p.Rate; r.Count < 0 || r.Per < 0 || (r.Count == 0) != (r.Per == 0) {
+		f.bad("rate", fmt.Sprintf("%d per %v", r.Count, r.Per), "a count and a span of time, both positive, or neither")
 	}
-	return p.Retry.validate()
+	if p.MaxDeaths < 0 {
+		f.bad("max_deaths", p.MaxDeaths, "zero (3) or more")
+	}
+	if u := p.OnUnknown; u != "" && u != UnknownRetry && u != UnknownHold && u != UnknownProbe {
+		f.bad("on_unknown", quoted(u), `"retry", "hold" or "probe"`)
+	}
+	f.under("retry", p.Retry.check())
+	return f
 }
 
 // override gives p with the fields that o sets.
 func (p Policy) override(o Policy) Policy {
-	pick := func(mine, other time.Duration) time.Duration {
-		if other != 0 {
-			return other
-		}
-		return mine
-	}
-	p.Timeout = pick(p.Timeout, o.Timeout)
-	if o.Retry != (Retry{}) {
-		p.Retry = o.Retry
-	}
-	if o.MaxRunning != 0 {
-		p.MaxRunning = o.MaxRunning
-	}
-	if o.Rate != (Rate{}) {
-		p.Rate = o.Rate
-	}
-	if o.OnUnknown != "" {
-		p.OnUnknown = o.OnUnknown
-	}
-	if o.MaxDeaths != 0 {
-		p.MaxDeaths = o.MaxDeaths
-	}
+	override(&p.Timeout, o.Timeout)
+	override(&p.Retry.Base, o.Retry.Base)
+	override(&p.Retry.Factor, o.Retry.Factor)
+	override(&p.Retry.Cap, o.Retry.Cap)
+	override(&p.Retry.Jitter, o.Retry.Jitter)
+	override(&p.Retry.MaxAttempts, o.Retry.MaxAttempts)
+	override(&p.Retry.MaxElapsed, o.Retry.MaxElapsed)
+	override(&p.MaxRunning, o.MaxRunning)
+	override(&p.Rate, o.Rate)
+	override(&p.OnUnknown, o.OnUnknown)
+	override(&p.MaxDeaths, o.MaxDeaths)
 	return p
+}
+
+func override[T comparable](field *T, value T) {
+	var zero T
+	if value != zero {
+		*field = value
+	}
 }
 
 // retryFor is the retry policy that counts for the job: its own, or the kind's.

@@ -84,18 +84,18 @@ func (s *Scheduler) Stats(ctx context.Context) (Stats, error) {
 	}
 	conn, err := s.store.DB().Conn(ctx)
 	if err != nil {
-		return Stats{}, fmt.Errorf("rota: stats: %w", err)
+		return Stats{}, fmt.Errorf("rota: stats: %w", s.orClosed(err))
 	}
 	defer conn.Close()
 	// Not database/sql's own transaction, which this pool begins as a writing
 	// one.
 	if _, err := conn.ExecContext(ctx, "BEGIN"); err != nil {
-		return Stats{}, fmt.Errorf("rota: stats: %w", err)
+		return Stats{}, fmt.Errorf("rota: stats: %w", s.orClosed(err))
 	}
 	err = st.read(ctx, conn, s.kinds())
 	_, end := conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
 	if err = errors.Join(err, end); err != nil {
-		return Stats{}, fmt.Errorf("rota: stats: %w", err)
+		return Stats{}, fmt.Errorf("rota: stats: %w", s.orClosed(err))
 	}
 	return st, nil
 }

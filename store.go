@@ -14,8 +14,8 @@ type Store interface {
 	// Update runs f in one transaction that excludes every other writer, and
 	// commits it. If f or the commit fails, nothing has happened and no
 	// transaction is left open. If another process keeps the write lock for
-	// about a second, it fails with ErrBusy without having called f. It is
-	// called by one goroutine at a time.
+	// about a second, it fails with ErrBusy, and is called again. It is called
+	// by one goroutine at a time.
 	Update(ctx context.Context, f func(context.Context, Tx) error) error
 
 	// DB is a pool on the same database for reads and for the application's

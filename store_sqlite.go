@@ -34,6 +34,11 @@ const (
 	// it bounds how late the writer learns that a caller has left.
 	busyWait = time.Second
 
+	// poolWait is how long the pool's own transactions wait, unless their
+	// context ends: longer than a large sweep takes, since the user of a pool
+	// does not try again by himself.
+	poolWait = 10 * time.Second
+
 	// openWait bounds how long Open waits for others that open, migrate or
 	// recover the same file.
 	openWait = 30 * time.Second
@@ -75,7 +80,7 @@ func (st *sqliteStore) open(ctx context.Context, durability Durability) error {
 	query := url.Values{
 		"_txlock": {"immediate"}, // a transaction that reads first must not fail when it writes
 		"_pragma": {
-			fmt.Sprintf("busy_timeout(%d)", busyWait.Milliseconds()),
+			fmt.Sprintf("busy_timeout(%d)", poolWait.Milliseconds()),
 			"synchronous(" + string(durability) + ")",
 			"foreign_keys(1)",
 			"trusted_schema(0)",
@@ -91,6 +96,10 @@ func (st *sqliteStore) open(ctx context.Context, durability Durability) error {
 			return err
 		}
 		if err := createPrivate(abs); err != nil {
+			return err
+		}
+		// As SQLite does: all names of the file share one lock.
+		if abs, err = filepath.EvalSymlinks(abs); err != nil {
 			return err
 		}
 		st.lock.path = abs + ".lock"
@@ -121,8 +130,16 @@ func (st *sqliteStore) connect(ctx context.Context) (err error) {
 		if st.write, err = st.db.Conn(ctx); err != nil {
 			return err
 		}
+		wait := fmt.Sprintf("PRAGMA busy_timeout(%d)", busyWait.Milliseconds())
+		if _, err := st.write.ExecContext(ctx, wait); err != nil {
+			return err
+		}
 	}
 	if st.path != memory {
+		// Before the first change of the file: one that is refused stays as it is.
+		if _, _, err := missingMigrations(ctx, st.write); err != nil {
+			return err
+		}
 		var mode string
 		if err := st.write.QueryRowContext(ctx, "PRAGMA journal_mode(wal)").Scan(&mode); err != nil {
 			return err
@@ -233,7 +250,9 @@ func (st *sqliteStore) Update(ctx context.Context, f func(context.Context, Tx) e
 	if err := f(ctx, st); err != nil {
 		return err
 	}
-	if err := st.exec("COMMIT"); err != nil {
+	if err := st.exec("COMMIT"); isBusy(err) { // in memory, a reader can keep it from happening
+		return fmt.Errorf("%w: %w", ErrBusy, err)
+	} else if err != nil {
 		return err
 	}
 	committed = true

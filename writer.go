@@ -53,15 +53,20 @@ func startWriter(store Store, committed func()) *writer {
 }
 
 // do commits apply with the next batch. apply may be called twice, if a
-// neighbour failed in the first try; it writes through tx only, and sets what
-// it answers anew each time.
+// neighbour failed in the first try, and may still be at work when do returns
+// because ctx has ended. So it writes through tx only, shares nothing that
+// changes, and sets what it answers anew each time; the answer is read only if
+// do returns nil.
 func (w *writer) do(ctx context.Context, apply func(context.Context, Tx) error) error {
-	return w.wait(ctx, w.add(&write{apply: apply}))
+	return w.doFenced(ctx, 0, apply)
 }
 
 // doFenced is do for a runner's write: it fails with ErrLeaseLost when token is
 // not the lease's any more.
 func (w *writer) doFenced(ctx context.Context, token int64, apply func(context.Context, Tx) error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("nothing was written: %w", ended(ctx))
+	}
 	return w.wait(ctx, w.add(&write{apply: apply, token: token}))
 }
 
@@ -96,14 +101,24 @@ func (w *writer) wait(ctx context.Context, wr *write) error {
 	case <-ctx.Done():
 	}
 	if wr.state.CompareAndSwap(writeQueued, writeWithdrawn) {
-		return fmt.Errorf("nothing was written: %w", context.Cause(ctx))
+		return fmt.Errorf("nothing was written: %w", ended(ctx))
 	}
 	select {
 	case <-wr.done: // it was quicker than it seemed
 		return wr.err
 	default:
-		return fmt.Errorf("%w: %w", ErrUncertain, context.Cause(ctx))
+		return fmt.Errorf("%w: %w", ErrUncertain, ended(ctx))
 	}
+}
+
+// ended says why ctx has ended. It matches the context package's error, and the
+// cause if there is another.
+func ended(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // close commits what is queued, refuses what comes later, and returns when the
@@ -170,8 +185,11 @@ func (w *writer) commit(batch []*write, closing bool) bool {
 			return applyAll(ctx, tx, batch, true)
 		})
 	}
-	if errors.Is(err, ErrBusy) && !closing {
-		return false
+	if errors.Is(err, ErrBusy) {
+		if !closing {
+			return false
+		}
+		err = fmt.Errorf("%w, and nothing was written: %w", ErrClosed, err)
 	}
 	wakes := false
 	for _, wr := range batch {

@@ -33,7 +33,7 @@ CREATE TABLE rota_jobs (
 	spec            TEXT,                         -- only on a schedule's next occurrence
 	zone            TEXT,                         -- likewise
 	rule            TEXT,                         -- likewise; JSON, see schedule.go
-	scheduled_for   INTEGER,                      -- the instant that the occurrence was meant for
+	scheduled_for   INTEGER,                      -- the instant that it was meant for, if that was not its enqueue
 	origin          TEXT    NOT NULL DEFAULT '',  -- of an occurrence: '' due, 'now' or 'backfill' by a person
 	resume_at       INTEGER,                      -- when a paused schedule goes on by itself
 	replay_of       TEXT,
@@ -142,8 +142,13 @@ CREATE INDEX rota_actions_job ON rota_actions (job_id) WHERE job_id IS NOT NULL;
 -- Evidence is written once. These make the honest mistake an error; retention
 -- says that it is at work by a row in rota_meta, in its own transaction.
 CREATE TRIGGER rota_attempts_closed BEFORE UPDATE ON rota_attempts
-	WHEN OLD.outcome IS NOT NULL
-BEGIN SELECT RAISE(ABORT, 'rota: a closed attempt is never edited'); END;
+	WHEN OLD.outcome IS NOT NULL OR NEW.job_id <> OLD.job_id OR NEW.number <> OLD.number
+BEGIN SELECT RAISE(ABORT, 'rota: a closed attempt is never edited, an open one never moved'); END;
+
+-- REPLACE removes what is in its way without firing a trigger of DELETE.
+CREATE TRIGGER rota_attempts_once BEFORE INSERT ON rota_attempts
+	WHEN EXISTS (SELECT 1 FROM rota_attempts WHERE job_id = NEW.job_id AND number = NEW.number)
+BEGIN SELECT RAISE(ABORT, 'rota: an attempt is never replaced'); END;
 
 CREATE TRIGGER rota_attempts_kept BEFORE DELETE ON rota_attempts
 	WHEN NOT EXISTS (SELECT 1 FROM rota_meta WHERE key = 'retention')
@@ -153,9 +158,20 @@ CREATE TRIGGER rota_jobs_ended BEFORE UPDATE ON rota_jobs
 	WHEN OLD.state IN ('succeeded', 'dead', 'cancelled')
 BEGIN SELECT RAISE(ABORT, 'rota: an ended job is never edited; replay it'); END;
 
+CREATE TRIGGER rota_jobs_once BEFORE INSERT ON rota_jobs
+	WHEN EXISTS (SELECT 1 FROM rota_jobs WHERE id = NEW.id) OR EXISTS (SELECT 1 FROM rota_jobs WHERE seq = NEW.seq)
+BEGIN SELECT RAISE(ABORT, 'rota: a job is never replaced'); END;
+
+CREATE TRIGGER rota_jobs_same BEFORE UPDATE OF id, seq ON rota_jobs
+BEGIN SELECT RAISE(ABORT, 'rota: a job keeps its id'); END;
+
 CREATE TRIGGER rota_jobs_kept BEFORE DELETE ON rota_jobs
-	WHEN OLD.attempt > 0 AND NOT EXISTS (SELECT 1 FROM rota_meta WHERE key = 'retention')
+	WHEN (OLD.attempt > 0 OR OLD.finished_at IS NOT NULL) AND NOT EXISTS (SELECT 1 FROM rota_meta WHERE key = 'retention')
 BEGIN SELECT RAISE(ABORT, 'rota: jobs are removed by Prune only'); END;
+
+CREATE TRIGGER rota_actions_once BEFORE INSERT ON rota_actions
+	WHEN EXISTS (SELECT 1 FROM rota_actions WHERE seq = NEW.seq)
+BEGIN SELECT RAISE(ABORT, 'rota: an action on record is never replaced'); END;
 
 CREATE TRIGGER rota_actions_kept_update BEFORE UPDATE ON rota_actions
 BEGIN SELECT RAISE(ABORT, 'rota: an action on record is never edited'); END;
