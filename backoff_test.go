@@ -75,6 +75,7 @@ func TestTheThreeKnownSchedulesHaveTheirExactRanges(t *testing.T) {
 }
 
 func TestDelaysOfTheKnownSchedulesFillTheirRangesEvenly(t *testing.T) {
+	t.Parallel()
 	const draws, buckets = 20_000, 10
 	for _, c := range knownSchedules {
 		for i, want := range c.want {
@@ -180,6 +181,7 @@ func randomRetry(r *rand.Rand) Retry {
 }
 
 func TestNoPolicyAndNoAttemptNumberGivesADelayOutOfBounds(t *testing.T) {
+	t.Parallel()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -66,7 +66,7 @@ func safeText(text string, limit int, redact func(string) string) string {
 		text = text[:window] + "\x00" + text[len(text)-window:]
 	}
 	if redact != nil {
-		text = redact(text)
+		text = redacted(text, redact)
 	}
 	text = escape(mask(text))
 	if len(text) <= limit && omitted == 0 {
@@ -79,6 +79,17 @@ func safeText(text string, limit int, redact func(string) string) string {
 	return validCut(text[:min(head, len(text))]) +
 		fmt.Sprintf(" …[%d bytes omitted]… ", omitted) +
 		validCut(text[max(len(text)-tail, 0):])
+}
+
+// redacted is what the hook makes of the text. When it panics nothing may be
+// shown, and the process must not die of it.
+func redacted(text string, redact func(string) string) (shown string) {
+	defer func() {
+		if p := recover(); p != nil {
+			shown = fmt.Sprintf("withheld: the Redact hook panicked on %d bytes", len(text))
+		}
+	}()
+	return redact(text)
 }
 
 // validCut drops the halves of characters that a cut at a byte left.

@@ -59,11 +59,12 @@ func checkSafe(text string, limit int) error {
 }
 
 func TestNoTextIsTooLongOrTooStrange(t *testing.T) {
+	t.Parallel()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	alphabet := []string{"a", " ", "password=", "https://u:p@h/", "\x00", "\n", "\u202e", "\xff", "é", "🙂", "\\", `"`, "'", "@", ":", "&"}
-	for range 400 {
+	for range fewer(400, 100) {
 		var b strings.Builder
 		for n := r.IntN(3_000); b.Len() < n; {
 			if r.IntN(2) == 0 {
@@ -204,6 +205,37 @@ func TestTheRedactHookSeesEveryTextOfOutsideOrigin(t *testing.T) {
 			t.Errorf("error %q, note %s", a.Error, a.Note)
 		}
 	}
+}
+
+func TestAHookThatPanicsShowsNothingAndEndsNothing(t *testing.T) {
+	s := open(t, Config{Redact: func(s string) string { return s[len(s)+1:] }})
+	handle(s, "leaky", Policy{}, func(_ context.Context, job *Job) error {
+		job.Note("card", "4711")
+		return Permanent(errors.New("card 4711"))
+	})
+	id := enqueue(t, s, Kind[struct{}]("leaky"), struct{}{}, EnqueueOptions{})
+	runDue(t, s)
+	a := attemptsOf(t, s, id)[0]
+	if want := "withheld: the Redact hook panicked on 9 bytes"; a.Error != want || strings.Contains(string(a.Note), "4711") {
+		t.Errorf("error %q, note %s", a.Error, a.Note)
+	}
+}
+
+func TestAHandlerCanNotChangeItsEvidenceThroughItsJob(t *testing.T) {
+	bubble(t, Config{}, func(t *testing.T, s *Scheduler) {
+		handle(s, "scribbles", Policy{}, func(_ context.Context, job *Job) error {
+			*job.Retry = Retry{MaxAttempts: 99}
+			job.Labels["a"] = "changed"
+			copy(job.Args, "[]")
+			*job = Job{ID: "another", Attempt: 77}
+			return errors.New("no")
+		})
+		id := enqueue(t, s, Kind[struct{}]("scribbles"), struct{}{}, EnqueueOptions{Group: "g", Labels: map[string]string{"a": "b"}, Retry: &Retry{MaxAttempts: 2}})
+		closed := runUntilIdle(t, s)
+		if got := story(t, s, id); got != "retry/error failed/error" || state(t, s, id) != Dead || len(closed) != 2 || closed[1].JobID != id {
+			t.Errorf("%s: %s; %+v", state(t, s, id), got, closed)
+		}
+	})
 }
 
 type shyError struct{}
@@ -469,6 +501,8 @@ func TestAnOpenAttemptCanNotTakeAClosedOnesPlace(t *testing.T) {
 		`UPDATE OR REPLACE rota_attempts SET number = 1 WHERE outcome IS NULL`,
 		`UPDATE rota_attempts SET job_id = 'another' WHERE outcome IS NULL`,
 		`DELETE FROM rota_attempts WHERE outcome IS NULL`,
+		`UPDATE rota_jobs SET attempt = 0`,
+		`UPDATE rota_jobs SET id = 'another'`,
 	} {
 		if _, err := s.DB().Exec(attack); err == nil || !strings.Contains(err.Error(), "rota: ") {
 			t.Errorf("%s: %v", attack, err)
@@ -500,6 +534,7 @@ func TestTheStartIsOnRecordBeforeAHandlerThatMustNotBeRepeatedBegins(t *testing.
 }
 
 func TestWhatRunDueAnswersIsWhatStandsInTheTable(t *testing.T) {
+	t.Parallel()
 	// Every way in which an attempt can end, with every kind of jitter.
 	for _, jitter := range []Jitter{NoJitter(), Full(), Fraction(1.0 / 3), Plus(9 * time.Second)} {
 		bubble(t, Config{Unwind: time.Second}, func(t *testing.T, s *Scheduler) {

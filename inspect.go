@@ -102,7 +102,8 @@ const sqlSeqOf = `SELECT seq FROM rota_jobs WHERE id = $1`
 
 // Jobs reads the jobs that the filter selects, in the order of their arrival,
 // page by page, so that a reader who takes his time holds up nobody. What
-// happens meanwhile may or may not be seen. The Args of each are as they stand.
+// happens meanwhile may or may not be seen: what must be of one instant is in
+// Stats.
 func (s *Scheduler) Jobs(ctx context.Context, f Filter) iter.Seq2[*Job, error] {
 	return func(yield func(*Job, error) bool) {
 		const pageSize = 200
@@ -248,6 +249,15 @@ func (s *Scheduler) Schedules(ctx context.Context) ([]*Job, error) {
 		return nil, fmt.Errorf("rota: schedules: %w", s.orClosed(err))
 	}
 	return heads, nil
+}
+
+// Lease reads who is the runner: one row, unlike Stats.
+func (s *Scheduler) Lease(ctx context.Context) (Lease, error) {
+	l, err := readLease(ctx, s.store.DB())
+	if err != nil {
+		return Lease{}, fmt.Errorf("rota: lease: %w", err)
+	}
+	return l, nil
 }
 
 // change reads a job and does something to it, in one transaction.

@@ -1,11 +1,13 @@
 package rota
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"strings"
 	"time"
@@ -90,6 +92,17 @@ type Job struct {
 	run *execution // set while a handler has it
 }
 
+// copied is a Job that may be changed without changing j.
+func (j *Job) copied() *Job {
+	c := *j
+	c.Args, c.Labels = bytes.Clone(j.Args), maps.Clone(j.Labels)
+	if j.Retry != nil {
+		retry := *j.Retry
+		c.Retry = &retry
+	}
+	return &c
+}
+
 // Note adds a fact to the evidence of the current attempt, such as a
 // provider's message id. value is anything that encoding/json takes; text is
 // made safe as error texts are. Notes of an attempt are bounded to 16 KiB; what
@@ -106,7 +119,8 @@ func (j *Job) Note(key string, value any) {
 // job's end are one: they happen together, exactly once, or not at all. It
 // fails with ErrLeaseLost if this runner has been replaced; roll back then. The
 // handler commits tx and returns nil. If it returns nil without having
-// committed, the attempt is a failure and is retried.
+// committed, the attempt is a failure and is retried. Note before CompleteTx:
+// what comes after it is not kept.
 func (j *Job) CompleteTx(ctx context.Context, tx *sql.Tx) error {
 	if j.run == nil {
 		return fmt.Errorf("rota: complete job %s: %w: it is no handler's", j.ID, ErrState)
@@ -213,12 +227,17 @@ func (k Kind[T]) EnqueueTx(ctx context.Context, s *Scheduler, tx *sql.Tx, args T
 }
 
 // Sweep enqueues one job for each row of a query that says what is not yet
-// done, and returns how many it enqueued. The query gives two columns: a key
-// that is unique in the query, and the arguments as JSON. A row whose key has a
-// live job of this kind is passed over, so a sweep can be repeated at any time:
+// done, and returns how many it enqueued. The query gives a key that is unique in
+// the query, and the arguments as JSON. A row whose key has a live job of this
+// kind is passed over, so a sweep can be repeated at any time:
 //
 //	n, err := SendInvoice.Sweep(ctx, s, `
 //	    SELECT id, json_object('id', id) FROM invoices WHERE sent_at IS NULL`)
+//
+// A job that died is not live, so a later sweep makes another for the same row.
+// If that must not do again what the dead one may have done, let a third column
+// give the idempotency key: the same for the same piece of work, such as
+// 'invoice:' || id. Without it each job has a key of its own.
 //
 // The query and the enqueues are one transaction, so a job that ends meanwhile
 // is not doubled. The jobs that it adds are held in memory until it commits.
@@ -469,14 +488,24 @@ func insertAll(ctx context.Context, tx Tx, rows []jobRow, answers []Enqueued) er
 // sweep reads under the caller's own context, so that a query without an end
 // keeps the writer no longer than the caller is willing to wait.
 func sweep(ctx context.Context, tx Tx, caller context.Context, kind string, maxArgs int, query string, args []any) (int, error) {
+	query = strings.TrimRight(query, "; \t\r\n")
+	withKey, err := hasThreeColumns(caller, tx, query, args)
+	if err != nil {
+		return 0, err
+	}
+	columns, keyColumn := "key, args", "NULL"
+	if withKey {
+		columns, keyColumn = "key, args, idempotency_key", "CAST(idempotency_key AS TEXT)"
+	}
 	// The programmer's query is a table expression here, so it can only read.
-	// All parameters are the caller's, so that a missing one is seen.
+	// Ours is a named parameter, so that it is not taken for one that is missing.
 	todo := fmt.Sprintf(`
-		WITH todo(key, args) AS (%s
+		WITH todo(%s) AS (%s
 		)
-		SELECT CAST(key AS TEXT), CAST(args AS TEXT) FROM todo
-		WHERE NOT EXISTS (SELECT 1 FROM rota_jobs WHERE kind = '%s' AND unique_key = CAST(todo.key AS TEXT)
-			AND (once = 1 OR state IN ('pending', 'paused', 'running', 'held')))`, strings.TrimRight(query, "; \t\r\n"), strings.ReplaceAll(kind, "'", "''"))
+		SELECT CAST(key AS TEXT), CAST(args AS TEXT), %s FROM todo
+		WHERE NOT EXISTS (SELECT 1 FROM rota_jobs WHERE kind = :rota_kind AND unique_key = CAST(todo.key AS TEXT)
+			AND (once = 1 OR state IN ('pending', 'paused', 'running', 'held')))`, columns, query, keyColumn)
+	args = append(args[:len(args):len(args)], sql.Named("rota_kind", kind))
 	fail := func(err error) error {
 		if caller.Err() != nil {
 			return err
@@ -490,14 +519,15 @@ func sweep(ctx context.Context, tx Tx, caller context.Context, kind string, maxA
 	defer found.Close()
 	var rows []jobRow
 	for found.Next() {
-		var key, data sql.NullString
-		if err := found.Scan(&key, &data); err != nil {
+		var key, data, idempotencyKey sql.NullString
+		if err := found.Scan(&key, &data, &idempotencyKey); err != nil {
 			return 0, err
 		}
 		if key.String == "" {
 			return 0, fmt.Errorf("%w: the query gives a row without a key", ErrInvalid)
 		}
-		row, err := newRow(kind, json.RawMessage(data.String), EnqueueOptions{UniqueKey: key.String}, maxArgs)
+		row, err := newRow(kind, json.RawMessage(data.String), EnqueueOptions{
+			UniqueKey: key.String, IdempotencyKey: idempotencyKey.String}, maxArgs)
 		if err != nil {
 			return 0, fmt.Errorf("key %.100q: %w", key.String, err)
 		}
@@ -517,6 +547,23 @@ func sweep(ctx context.Context, tx Tx, caller context.Context, kind string, maxA
 		}
 	}
 	return n, nil
+}
+
+// hasThreeColumns asks the database how many columns the query gives, without
+// running it.
+func hasThreeColumns(ctx context.Context, tx Tx, query string, args []any) (bool, error) {
+	none, err := tx.QueryContext(ctx, "SELECT * FROM (\n"+query+"\n) AS todo LIMIT 0", args...)
+	if err != nil {
+		if ctx.Err() != nil {
+			return false, err
+		}
+		return false, fmt.Errorf("%w: query: %w", ErrInvalid, err)
+	}
+	names, err := none.Columns()
+	if err = errors.Join(err, none.Close()); err == nil && len(names) != 2 && len(names) != 3 {
+		err = fmt.Errorf("%w: query: it gives %d columns; wanted: a key, the arguments and, if need be, an idempotency key", ErrInvalid, len(names))
+	}
+	return len(names) == 3, err
 }
 
 // jobColumns and scan belong together.

@@ -83,7 +83,7 @@ func (l *fileLock) unlock() error {
 	if l.file == nil {
 		return nil
 	}
-	err := l.file.Close() // and the lock ends with it
+	err := errors.Join(funlock(l.file), l.file.Close())
 	l.file = nil
 	return err
 }

@@ -298,8 +298,15 @@ func TestTheLeaseIsRenewedUntilTheLastHandlerHasReturned(t *testing.T) {
 }
 
 func TestARunnerThatCantRenewFencesItselfAndGoesOnIfNobodyTookOver(t *testing.T) {
+	const ttl = 9 * time.Second
+	for name, age := range map[string]time.Duration{"before its first renewal": time.Second, "after some renewals": 4*ttl + time.Second} {
+		t.Run(name, func(t *testing.T) { fencesItself(t, ttl, age) })
+	}
+}
+
+// fencesItself locks a runner of that age out of its database for some TTLs.
+func fencesItself(t *testing.T, ttl, age time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
-		const ttl = 9 * time.Second
 		s := open(t, Config{LeaseTTL: ttl})
 		recordTenures(t, s)
 		var mu sync.Mutex
@@ -321,7 +328,7 @@ func TestARunnerThatCantRenewFencesItselfAndGoesOnIfNobodyTookOver(t *testing.T)
 				defer mu.Unlock()
 				causes = append(causes, context.Cause(ctx))
 				return ctx.Err()
-			case <-time.After(5 * ttl): // many renewals
+			case <-time.After(10 * ttl): // many renewals
 				return nil
 			}
 		}, Policy{})
@@ -330,7 +337,7 @@ func TestARunnerThatCantRenewFencesItselfAndGoesOnIfNobodyTookOver(t *testing.T)
 			t.Fatal(err)
 		}
 		start(t, s)
-		time.Sleep(ttl + time.Second)
+		time.Sleep(age)
 		renewed := leaseOf(t, s).RenewedAt
 		release := holdWriteLock(t, s)
 		time.Sleep(time.Until(renewed.Add(ttl - time.Millisecond)))
@@ -348,7 +355,7 @@ func TestARunnerThatCantRenewFencesItselfAndGoesOnIfNobodyTookOver(t *testing.T)
 		if begun, _ := seen(); len(begun) != 2 || begun[1].Sub(back) > ttl/3 {
 			t.Errorf("the lock was given back at %v, handlers have begun at %v", back, begun)
 		}
-		time.Sleep(5 * ttl)
+		time.Sleep(10 * ttl)
 		if _, causes := seen(); len(causes) != 1 {
 			t.Errorf("it fenced itself again: %v", causes)
 		}

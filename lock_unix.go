@@ -26,6 +26,13 @@ func flock(f *os.File) (ok bool, err error) {
 	}
 }
 
+// funlock gives the lock back. Closing f would do so, too, but not at once if the
+// program is just starting a child, which has a copy of the descriptor until it
+// begins.
+func funlock(f *os.File) error {
+	return os.NewSyscallError("flock", syscall.Flock(int(f.Fd()), syscall.LOCK_UN))
+}
+
 // syncPath makes a file's content, or a folder's entries, durable.
 func syncPath(path string) error {
 	f, err := os.Open(path)

@@ -32,6 +32,18 @@ func flock(f *os.File) (ok bool, err error) {
 	return false, os.NewSyscallError("LockFileEx", err)
 }
 
+// funlock gives the lock back. Closing f would do so, too, but at a time of the
+// system's choice.
+func funlock(f *os.File) error {
+	unlockFileEx := syscall.NewLazyDLL("kernel32.dll").NewProc("UnlockFileEx")
+	var overlapped syscall.Overlapped
+	r, _, err := unlockFileEx.Call(f.Fd(), 0, 1, 0, uintptr(unsafe.Pointer(&overlapped)))
+	if r == 0 {
+		return os.NewSyscallError("UnlockFileEx", err)
+	}
+	return nil
+}
+
 // syncPath makes a file's content durable. Windows keeps a folder's entries
 // without being asked.
 func syncPath(path string) error {

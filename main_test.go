@@ -80,7 +80,8 @@ func startChild(t testing.TB, role string, args ...string) *child {
 		t.Fatal(err)
 	}
 	c := &child{t: t, cmd: exec.Command(self, args...), lines: make(chan string, 1024), gone: make(chan struct{})}
-	c.cmd.Env = append(os.Environ(), childEnv+"="+role)
+	// With the race detector, a process would sleep for a second at its end.
+	c.cmd.Env = append(os.Environ(), childEnv+"="+role, "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	c.cmd.Stderr = &c.stderr
 	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)

@@ -21,49 +21,87 @@ import (
 )
 
 func init() {
-	// open PATH: waits for a word, opens the file, says so, enqueues a job.
+	// open FOLDER: for each word, opens the file of that name there, says so,
+	// enqueues a job and closes it.
 	childRoles["open"] = func(args []string) {
 		fmt.Println("ready")
-		<-childInput
-		s, err := Open(args[0], Config{})
-		if err != nil {
-			childFatal(err)
-		}
-		fmt.Println("opened")
-		if _, err := Kind[int]("open.child").Enqueue(childContext(), s, 1, EnqueueOptions{}); err != nil {
-			childFatal(err)
-		}
-		if err := s.Close(); err != nil {
-			childFatal(err)
+		for name := range childInput {
+			s, err := Open(filepath.Join(args[0], name), Config{})
+			if err != nil {
+				childFatal(err)
+			}
+			if _, err := Kind[int]("open.child").Enqueue(context.Background(), s, 1, EnqueueOptions{}); err != nil {
+				childFatal(err)
+			}
+			if err := s.Close(); err != nil {
+				childFatal(err)
+			}
+			fmt.Println("ready")
 		}
 	}
 }
 
 func TestTenProcessesThatOpenANewFileAtOnceAllSucceedAndMigrateOnce(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "new.db")
+	dir := t.TempDir()
 	var children []*child
 	for range 10 {
-		children = append(children, startChild(t, "open", path))
+		children = append(children, startChild(t, "open", dir))
 	}
-	for _, c := range children {
-		c.expect("ready")
-	}
-	for _, c := range children {
-		c.say("go")
+	const rounds = 2
+	for round := range rounds {
+		for _, c := range children {
+			c.expect("ready")
+		}
+		for _, c := range children {
+			c.say(fmt.Sprint(round, ".db"))
+		}
 	}
 	for i, c := range children {
-		if err := c.wait(); err != nil {
+		c.expect("ready")
+		if err := c.end(); err != nil {
 			t.Errorf("process %d: %v", i, err)
 		}
 	}
 	// SQLite counts the changes of a schema, so this tells one migration from two.
-	together, alone := openAt(t, path, Config{}), open(t, Config{})
-	const count = "PRAGMA schema_version"
-	if a, b := readOne[int](t, together.DB(), count), readOne[int](t, alone.DB(), count); a != b {
-		t.Errorf("ten processes made %d changes of the schema, one makes %d", a, b)
+	const changes = "PRAGMA schema_version"
+	alone := readOne[int](t, open(t, Config{}).DB(), changes)
+	for round := range rounds {
+		together := openAt(t, filepath.Join(dir, fmt.Sprint(round, ".db")), Config{}).DB()
+		if n := readOne[int](t, together, changes); n != alone {
+			t.Errorf("ten processes made %d changes of the schema, one makes %d", n, alone)
+		}
+		if n := readOne[int](t, together, "SELECT count(*) FROM rota_jobs"); n != 10 {
+			t.Errorf("%d jobs; the ten processes enqueued one each", n)
+		}
 	}
-	if n := readOne[int](t, together.DB(), "SELECT count(*) FROM rota_jobs"); n != 10 {
-		t.Errorf("%d jobs; the ten processes enqueued one each", n)
+}
+
+func TestOpenOutlastsALockThatAnotherProgramHoldsForLong(t *testing.T) {
+	for name, prepare := range map[string]string{
+		"a new file":             "PRAGMA journal_mode = delete",
+		"the application's file": "CREATE TABLE invoices (id INTEGER PRIMARY KEY)",
+		"one that is in WAL":     "PRAGMA journal_mode = wal; CREATE TABLE invoices (id INTEGER PRIMARY KEY)",
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "app.db")
+				withDatabase(t, path, prepare)
+				release := holdLock(t, path)
+				opened := make(chan error, 1)
+				go func() {
+					s, err := Open(path, Config{})
+					if err == nil {
+						err = s.Close()
+					}
+					opened <- err
+				}()
+				time.Sleep(openWait / 2)
+				release()
+				if err := <-opened; err != nil {
+					t.Error(err)
+				}
+			})
+		})
 	}
 }
 

@@ -21,9 +21,9 @@ type term struct {
 	// Owned by the loop.
 	running map[string]*execution // by job id
 	perKind map[string]int
-	rates   map[string]*rateWindow
-	watched int64 // the Store's last Version
-	alone   bool  // a job runs of which one is allowed at a time
+	rates   map[string]*rateWindow // the Scheduler's, for which one term at a time is at work
+	watched int64                  // the Store's last Version
+	alone   bool                   // a job runs of which one is allowed at a time
 
 	ended  chan *execution // one for each execution, when its slot is free
 	lost   chan struct{}   // closed when the lease is another's
@@ -46,7 +46,7 @@ func newTerm(s *Scheduler, c *contest, token int64) *term {
 		s: s, lease: c, token: token,
 		running: make(map[string]*execution),
 		perKind: make(map[string]int),
-		rates:   make(map[string]*rateWindow),
+		rates:   s.rates,
 		ended:   make(chan *execution, s.cfg.MaxRunning),
 		lost:    make(chan struct{}),
 	}
@@ -440,13 +440,13 @@ func (x *execution) attempt() result {
 
 // call asks the probe, if an earlier attempt left a doubt, and the handler.
 func (x *execution) call(ctx context.Context) error {
-	p := x.handler.policy
-	if x.job.doubt && p.OnUnknown == UnknownProbe {
-		verdict, err := p.Probe(ctx, x.job)
+	p, job := x.handler.policy, x.job.copied() // what it does to its job is no evidence
+	if job.doubt && p.OnUnknown == UnknownProbe {
+		verdict, err := p.Probe(ctx, job)
 		if err != nil {
 			return fmt.Errorf("probe: %w", err)
 		}
-		x.job.Note("probe", string(verdict))
+		job.Note("probe", string(verdict))
 		switch verdict {
 		case Happened:
 			return errHappened
@@ -459,7 +459,7 @@ func (x *execution) call(ctx context.Context) error {
 			return err
 		}
 	}
-	return x.handler.call(ctx, x.job)
+	return x.handler.call(ctx, job)
 }
 
 // What a probe's verdict makes of the attempt.

@@ -151,7 +151,8 @@ type declaration struct {
 // begins. A schedule that an earlier version of the program declared and this
 // one does not is removed then; one that has changed is moved, and stays paused
 // if a person has paused it. What is wrong with it is returned at once, and by
-// Run.
+// Run. A program that only declares, and runs nothing, calls RunDue without
+// having a handler.
 func (k Kind[T]) Declare(s *Scheduler, sch Schedule, args T) error {
 	d, err := declare(string(k), sch, args, s.cfg.MaxArgs)
 	s.mu.Lock()

@@ -164,7 +164,7 @@ type Policy struct {
 }
 
 // Rate allows Count beginnings in any span of Per. The zero value has no
-// bound. Counting begins anew with each runner.
+// bound. Counting begins anew with each process.
 type Rate struct {
 	Count int
 	Per   time.Duration
@@ -276,6 +276,8 @@ type Scheduler struct {
 	closing context.Context // done when Close has been called
 	close   func() error
 	running chan struct{} // one token while Run or RunDue is at work
+
+	rates map[string]*rateWindow // by kind; owned by the one Run or RunDue
 }
 
 // handler is what Handle was given.
@@ -320,6 +322,7 @@ func newScheduler(store Store, cfg Config) *Scheduler {
 		cfg: cfg, store: store, log: cfg.Logger,
 		name:     cfg.Name + ":" + uuid.NewString()[:8],
 		handlers: make(map[string]*handler),
+		rates:    make(map[string]*rateWindow),
 		wake:     make(chan struct{}, 1),
 		running:  make(chan struct{}, 1),
 	}
@@ -347,7 +350,8 @@ func (s *Scheduler) Close() error { return s.close() }
 
 // DB is a pool on the database, for the application's own tables: its
 // transactions begin as writing ones and wait for each other, and for Rota, so
-// keep them short: while one is open nothing else is written. EnqueueTx and
+// keep them short: while one is open nothing else is written. Six may be open
+// at once; two more connections are Rota's own. EnqueueTx and
 // CompleteTx take a transaction of this pool or of any other on the same file.
 func (s *Scheduler) DB() *sql.DB { return s.store.DB() }
 
@@ -444,7 +448,7 @@ func (s *Scheduler) RunDue(ctx context.Context) ([]Attempt, error) {
 		return nil, fmt.Errorf("rota: run what is due: %w", err)
 	}
 	if token == 0 {
-		return nil, fmt.Errorf("rota: run what is due: %w: %s", ErrLeaseHeld, c.seen.Holder)
+		return nil, fmt.Errorf("rota: run what is due: %w: %s", ErrLeaseHeld, cmp.Or(c.seen.Holder, "one that is about to begin"))
 	}
 	t := newTerm(s, &c, token)
 	err = errors.Join(t.serve(ctx, true), ctx.Err())

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -149,7 +150,7 @@ func TestASweepWithABadRowOrQuerySaysWhichAndWritesNothing(t *testing.T) {
 		{before + `SELECT id, json('{') FROM invoices`, nil, "JSON"},
 		{``, nil, "query"},
 		{`SELECT id FROM invoices`, nil, "query"},
-		{`SELECT id, '{}', 3 FROM invoices`, nil, "query"},
+		{`SELECT id, '{}', 3, 4 FROM invoices`, nil, "query"},
 		{`SELECT id, '{}' FROM nowhere`, nil, "nowhere"},
 		{`SELECT id, '{}' FROM invoices WHERE id = ?`, nil, "query"},
 		{`SELECT id, '{}' FROM invoices) --`, nil, "query"},
@@ -246,5 +247,27 @@ func TestSweepsThatRaceWithHandlersNeverDoubleAJob(t *testing.T) {
 	})
 	if doubled := readOne[int](t, s.DB(), "SELECT count(*) FROM invoices WHERE times <> 1"); doubled > 0 || swept.Load() != int64(n) {
 		t.Errorf("%d invoices were not sent exactly once; %d jobs for %d invoices", doubled, swept.Load(), n)
+	}
+}
+
+func TestASweepsThirdColumnKeepsTheIdempotencyKeyOverADeadJob(t *testing.T) {
+	s := open(t, Config{})
+	withInvoices(t, s, 1)
+	var keys []string
+	Handle(s, sweepKind, func(ctx context.Context, job *Job, inv invoiceArgs) error {
+		keys = append(keys, job.IdempotencyKey)
+		return Permanent(errors.New("no address"))
+	}, Policy{})
+	const query = `SELECT id, json_object('id', id), 'invoice:' || id FROM invoices WHERE sent_at IS NULL AND id > ?`
+	for range 2 { // two nights
+		if n, err := sweepKind.Sweep(t.Context(), s, query, 0); n != 1 || err != nil {
+			t.Fatalf("sweep: %d, %v", n, err)
+		}
+		if _, err := s.RunDue(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"invoice:1", "invoice:1"}; !slices.Equal(keys, want) {
+		t.Errorf("the handler saw the keys %q, want %q", keys, want)
 	}
 }

@@ -18,7 +18,12 @@ import (
 // database's write lock until release.
 func holdWriteLock(t *testing.T, s *Scheduler) (release func()) {
 	t.Helper()
-	db, err := sql.Open("sqlite", fileURI(fileOf(t, s)))
+	return holdLock(t, fileOf(t, s))
+}
+
+func holdLock(t *testing.T, path string) (release func()) {
+	t.Helper()
+	db, err := sql.Open("sqlite", fileURI(path))
 	if err != nil {
 		t.Fatal(err)
 	}

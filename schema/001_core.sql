@@ -165,6 +165,11 @@ BEGIN SELECT RAISE(ABORT, 'rota: a job is never replaced'); END;
 CREATE TRIGGER rota_jobs_same BEFORE UPDATE OF id, seq ON rota_jobs
 BEGIN SELECT RAISE(ABORT, 'rota: a job keeps its id'); END;
 
+-- An attempt's number is used once: a count that was set back would stop the claim.
+CREATE TRIGGER rota_jobs_counted BEFORE UPDATE OF attempt ON rota_jobs
+	WHEN NEW.attempt < OLD.attempt
+BEGIN SELECT RAISE(ABORT, 'rota: attempts are never taken back; replay the job'); END;
+
 CREATE TRIGGER rota_jobs_kept BEFORE DELETE ON rota_jobs
 	WHEN (OLD.attempt > 0 OR OLD.finished_at IS NOT NULL) AND NOT EXISTS (SELECT 1 FROM rota_meta WHERE key = 'retention')
 BEGIN SELECT RAISE(ABORT, 'rota: jobs are removed by Prune only'); END;
