@@ -66,7 +66,7 @@ func TestTheThreeKnownSchedulesHaveTheirExactRanges(t *testing.T) {
 		{taskboardRetry, 10, time.Hour, time.Hour + 9*time.Second}, // 5120 s without the cap
 		{taskboardRetry, 1000, time.Hour, time.Hour + 9*time.Second},
 		{towerRetry, 13, 0, time.Hour - 1},
-		{signupRetry, 1 << 40, time.Minute, 72 * time.Second},
+		{signupRetry, math.MaxInt32, time.Minute, 72 * time.Second},
 	} {
 		if shortest, longest := c.retry.Range(c.failure); shortest != c.shortest || longest != c.longest {
 			t.Errorf("failure %d: %v to %v, want %v to %v", c.failure, shortest, longest, c.shortest, c.longest)

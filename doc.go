@@ -55,6 +55,8 @@
 // had already begun: show [Job].IdempotencyKey to whoever does the effect. A disk
 // that lies about its fsync loses what it confirmed; [DurabilityNormal] may lose
 // the last commits in a power cut. SQLite's WAL needs a local file system: a file
-// on NFS or SMB is not supported. And nothing can stop a goroutine: a handler
-// that ignores its context is recorded as unknown, and goes on.
+// on NFS or SMB is not supported. A process that is frozen in the middle of a
+// commit keeps SQLite's write lock until it goes on or dies. And nothing can
+// stop a goroutine: a handler that ignores its context is recorded as unknown,
+// and goes on.
 package rota

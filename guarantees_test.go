@@ -289,7 +289,7 @@ func TestGuarantee5TheDelayLiesWithinThePolicysBounds(t *testing.T) {
 		handle(s, "fails", Policy{}, func(_ context.Context, job *Job) error {
 			return d.during(job, func() error { return errors.New("no") })
 		})
-		for range fewer(50, 15) {
+		for range fewer(50, 8) {
 			enqueue(t, s, Kind[struct{}]("fails"), struct{}{}, EnqueueOptions{Retry: policy()})
 		}
 		runUntilIdle(t, s)
@@ -453,7 +453,7 @@ func TestGuarantee7AScheduleHasOneNextOccurrenceAndNoInstantRunsTwice(t *testing
 		}
 		paused := make(map[string]bool)
 		stop := start(t, s)
-		for step := range fewer(250, 60) {
+		for step := range fewer(250, 50) {
 			name := names[r.IntN(len(names))]
 			by := []*Scheduler{s, operator}[r.IntN(2)]
 			var err error

@@ -98,7 +98,7 @@ func TestGuarantee2AtMostOneRunnersWritesAreAccepted(t *testing.T) {
 		t.Errorf("accepted: %q, %v", wrong, err)
 	}
 	var writes, tokens int
-	if err := s.DB().QueryRow(`SELECT count(*), count(DISTINCT token) FROM accepted`).Scan(&writes, &tokens); err != nil || tokens <= takeovers || writes < 100 {
+	if err := s.DB().QueryRow(`SELECT count(*), count(DISTINCT token) FROM accepted`).Scan(&writes, &tokens); err != nil || tokens < max(takeovers, 2) || writes < 100 {
 		t.Errorf("%d writes with %d tokens, %v: the test shows too little", writes, tokens, err)
 	}
 }

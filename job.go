@@ -149,8 +149,9 @@ type EnqueueOptions struct {
 	// paused, running or held); a second enqueue answers with the first's id.
 	UniqueKey string
 
-	// Once makes UniqueKey count for ever: also against jobs that have ended.
-	// Such jobs are their own memory and are never pruned.
+	// Once makes UniqueKey count for ever: also against jobs that were enqueued
+	// with Once and have ended. Such jobs are their own memory and are never
+	// pruned.
 	Once bool
 
 	// IdempotencyKey is what the handler shows to others so that they do the
@@ -240,8 +241,10 @@ func (k Kind[T]) EnqueueTx(ctx context.Context, s *Scheduler, tx *sql.Tx, args T
 // 'invoice:' || id. Without it each job has a key of its own.
 //
 // The query and the enqueues are one transaction, so a job that ends meanwhile
-// is not doubled. The jobs that it adds are held in memory until it commits.
-// args are the query's own parameters.
+// is not doubled. The jobs that it adds are held in memory until it commits, and
+// nothing else is written meanwhile: sweep millions of rows by ranges of their
+// ids. The query is part of the program, as every SQL text should be; args are
+// its parameters.
 func (k Kind[T]) Sweep(ctx context.Context, s *Scheduler, query string, args ...any) (int, error) {
 	if err := checkName("kind", string(k)); err != nil {
 		return 0, err

@@ -247,15 +247,15 @@ func TestMarksOfNoErrorAreNoError(t *testing.T) {
 }
 
 func TestMarksKeepTheErrorAndItsText(t *testing.T) {
-	cause := fmt.Errorf("send: %w", fs404)
+	cause := fmt.Errorf("send: %w", errGone)
 	for _, err := range []error{Permanent(cause), RetryAfter(time.Second, cause), AtMost(1, cause), Unknown(cause)} {
-		if !errors.Is(err, fs404) || err.Error() != cause.Error() {
+		if !errors.Is(err, errGone) || err.Error() != cause.Error() {
 			t.Errorf("%T: %v", err, err)
 		}
 	}
 }
 
-var fs404 = errors.New("no such thing")
+var errGone = errors.New("no such thing")
 
 func TestEveryHTTPStatusHasItsClass(t *testing.T) {
 	retryable := []int{408, 425, 429, 502, 503, 504}

@@ -12,6 +12,7 @@ import (
 // the hot path. Literals stand for parameters where a partial index must be
 // recognised either way.
 func TestEveryHotQueryUsesItsIndex(t *testing.T) {
+	t.Parallel()
 	s := open(t, Config{})
 	// With statistics of a full table as well as without any.
 	for _, analyzed := range []bool{false, true} {

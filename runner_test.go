@@ -139,9 +139,10 @@ func TestNoLimitIsExceededAndNoSlotIsLeftIdle(t *testing.T) {
 				})
 			})
 		}
-		for range fewer(500, 200) {
+		jobs := fewer(500, 150)
+		for range jobs {
 			kind := []string{"one", "three", "free", "free", "free"}[r.IntN(5)]
-			at := time.Now().Add(time.Duration(r.Int64N(int64(time.Minute))))
+			at := time.Now().Add(time.Duration(r.Int64N(int64(jobs) * int64(time.Second/10))))
 			id := enqueue(t, s, Kind[struct{}](kind), struct{}{}, EnqueueOptions{RunAt: at, Priority: r.IntN(3)})
 			due[fmt.Sprint(id, 1)], durations[id] = at, time.Millisecond+time.Duration(r.Int64N(int64(time.Second)))
 		}
@@ -756,6 +757,7 @@ func TestAShutdownGivesHandlersTheirGrace(t *testing.T) {
 			t.Errorf("lease %+v, %d hung, %v", stats.Lease, stats.Hung, err)
 		}
 		close(release)
+		synctest.Wait()
 		for kind, want := range map[Kind[struct{}]]string{
 			"in.time": "succeeded/ok", "late": "interrupted/shutdown", "unwinding": "succeeded/ok", "hung": "unknown/shutdown",
 		} {

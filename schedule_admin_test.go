@@ -833,6 +833,7 @@ func totalChanges(t testing.TB, s *Scheduler) (n int) {
 }
 
 func TestTenThousandSchedulesOfOneMinuteAllRun(t *testing.T) {
+	t.Parallel()
 	many := scaled(10_000, 300)
 	synctest.Test(t, func(t *testing.T) {
 		s := openAt(t, filepath.Join(t.TempDir(), "rota.db"), quiet())

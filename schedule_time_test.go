@@ -359,6 +359,7 @@ func (d *decade) restart(down time.Duration) {
 }
 
 func TestADecadeInFourZonesLosesNoFiringAndDoublesNone(t *testing.T) {
+	t.Parallel()
 	days := scaled(3652, 60)
 	r := seedOf(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -108,7 +108,7 @@ func TestEveryWayADeliveryCanEndIsClassifiedAsWhatItIs(t *testing.T) {
 			"ben":   "retry error retry 451",
 			"cleo":  "failed permanent permanent 550",
 			"dora":  "retry error retry not sent: .*timeout",
-			"emil":  "unknown unknown unknown after the message: .*timeout",
+			"emil":  "unknown timeout unknown after the message: .*timeout",
 			"fritz": "unknown unknown unknown after the message: EOF",
 			"gita":  "retry error retry after the message: 452",
 		}
