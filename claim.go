@@ -375,13 +375,13 @@ func (x *execution) close(r result) *attemptEnd {
 
 func (x *execution) newEnd(r result, final bool) *attemptEnd {
 	doubt := x.job.doubt && !x.cleared.Load()
-	e := x.t.s.newEnd(x.job, x.handler.policy, r, x.began.Round(0).Add(time.Since(x.began)), doubt)
+	e := x.t.s.decideEnd(x.job, x.handler.policy, r, x.began.Round(0).Add(time.Since(x.began)), doubt)
 	e.claimed, e.started, e.runner, e.token, e.note = x.claimed, x.startedAt(), x.t.s.name, x.t.token, x.notes.text(final)
 	return e
 }
 
-// newEnd decides about a result.
-func (s *Scheduler) newEnd(job *Job, p Policy, r result, now time.Time, doubt bool) *attemptEnd {
+// decideEnd decides about a result.
+func (s *Scheduler) decideEnd(job *Job, p Policy, r result, now time.Time, doubt bool) *attemptEnd {
 	e := &attemptEnd{job: job, at: now}
 	e.decision = decide(job, p, &r, now, doubt)
 	e.result = r
@@ -546,7 +546,7 @@ func (t *term) closeOrphan(ctx context.Context, tx Tx, job *Job) (*attemptEnd, e
 	if began := nullTime(claimed); now.Before(began) {
 		now = began // the clock was set back; an end is never before its start
 	}
-	end := t.s.newEnd(job, t.s.policy(job.Kind), r, now, job.doubt)
+	end := t.s.decideEnd(job, t.s.policy(job.Kind), r, now, job.doubt)
 	if d := &end.decision; t.s.handler(job.Kind) == nil && r.outcome == OutcomeUnknown {
 		// Its bounds are not known here. Who knows them looks before the claim.
 		*d = decision{state: Pending, reason: reasonProcessDied, died: true, alone: d.alone || d.state == Dead}
