@@ -1,0 +1,5 @@
+//go:build embedded
+
+package main
+
+import _ "time/tzdata"
