@@ -138,8 +138,8 @@ func (t *term) wants(now time.Time) (kinds []wanted, later time.Time) {
 				t.rates[kind] = w
 			}
 			n, at := w.free(p.Rate, now)
-			if n == 0 && at.Before(later) {
-				later = at
+			if n == 0 {
+				later = earlier(later, at)
 			}
 			free = min(free, n)
 		}
@@ -221,9 +221,7 @@ func dueJobs(ctx context.Context, tx Tx, kind string, limit int, now time.Time) 
 				return nil, next, err
 			}
 			if at := fromMicros(d.runAt); at.After(now) {
-				if at.Before(next) {
-					next = at
-				}
+				next = earlier(next, at)
 				break
 			}
 			if limit == 0 {

@@ -329,15 +329,26 @@ func newRow(kind string, args any, o EnqueueOptions, maxArgs int) (jobRow, error
 	if row.idempotencyKey == "" {
 		row.idempotencyKey = row.id
 	}
-	if o.Retry != nil {
-		data, _ := json.Marshal(o.Retry) // validated above
-		row.retry = string(data)
-	}
-	if len(o.Labels) > 0 {
-		data, _ := json.Marshal(o.Labels) // a map of strings
-		row.labels = string(data)
-	}
+	row.retry, row.labels = retryText(o.Retry), labelsText(o.Labels)
 	return row, nil
+}
+
+// retryText is a policy as a row holds it; nil for none.
+func retryText(r *Retry) any {
+	if r == nil {
+		return nil
+	}
+	data, _ := json.Marshal(r) // texts and numbers
+	return string(data)
+}
+
+// labelsText are labels as a row holds them; nil for none.
+func labelsText(labels map[string]string) any {
+	if len(labels) == 0 {
+		return nil
+	}
+	data, _ := json.Marshal(labels) // a map of strings, in the order of its keys
+	return string(data)
 }
 
 // newID is a UUIDv7 (RFC 9562): the time first, so that new ids stand together

@@ -1,7 +1,6 @@
 package rota
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -324,17 +323,8 @@ func (o *occurrence) isDue(head *Job, now time.Time) bool {
 
 // sameAs compares what a declaration can change.
 func (r *jobRow) sameAs(job *Job) bool {
-	retry, labels := any(nil), any(nil)
-	if job.Retry != nil {
-		data, _ := json.Marshal(job.Retry)
-		retry = string(data)
-	}
-	if len(job.Labels) > 0 {
-		data, _ := json.Marshal(job.Labels)
-		labels = string(data)
-	}
-	return r.kind == job.Kind && bytes.Equal([]byte(r.args), job.Args) && r.priority == job.Priority &&
-		str(r.group) == job.Group && r.retry == retry && r.labels == labels
+	return r.kind == job.Kind && r.args == string(job.Args) && r.priority == job.Priority && str(r.group) == job.Group &&
+		r.retry == retryText(job.Retry) && r.labels == labelsText(job.Labels)
 }
 
 func str(v any) string {
@@ -468,17 +458,9 @@ func (s *Scheduler) recordEnd(ctx context.Context, tx Tx, last *Job) error {
 
 // nextRow copies what one occurrence hands to the next.
 func nextRow(job *Job) jobRow {
-	row := jobRow{kind: job.Kind, state: Pending, args: string(job.Args), priority: job.Priority,
-		group: text(job.Group), schedule: job.Schedule, spec: job.Spec, zone: text(job.Zone)}
-	if job.Retry != nil {
-		data, _ := json.Marshal(job.Retry)
-		row.retry = string(data)
-	}
-	if len(job.Labels) > 0 {
-		data, _ := json.Marshal(job.Labels)
-		row.labels = string(data)
-	}
-	return row
+	return jobRow{kind: job.Kind, state: Pending, args: string(job.Args), priority: job.Priority,
+		group: text(job.Group), retry: retryText(job.Retry), labels: labelsText(job.Labels),
+		schedule: job.Schedule, spec: job.Spec, zone: text(job.Zone)}
 }
 
 // coalesced names the firings after slot and not after until, which get no row
